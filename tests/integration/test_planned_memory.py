@@ -45,7 +45,7 @@ def planned_bytes(settings: dict[str, Any]) -> int:
     inputs = inputs_of(config, read_shape("starter"), device)
     assumed = assumptions_for(device)
     parts = dict(learner_parts(inputs, assumed, workload_of(inputs, assumed)))
-    bucket = 4 * inputs.trainable if inputs.zero_stage == 3 else 0
+    bucket = 4 * inputs.trainable if config.learner.zero_stage == 3 else 0
     return int(sum(parts.get(name, 0) for name in HELD) / assumed.memory_factor) + bucket
 
 

@@ -137,7 +137,7 @@ def ours(
             settings,
         )
         loss.backward()
-        sums = combine_statistics(sums, part)
+        sums = part if sums is None else combine_statistics(sums, part)
     assert sums is not None
     return finish_statistics(sums), gradient_vector(policy)
 

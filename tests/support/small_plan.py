@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gxpo_trainer.config import BudgetConfig, GrpoRule
+from gxpo_trainer.config import BudgetConfig, GrpoRule, RunConfig
 from gxpo_trainer.planner.devices import Assumptions, Device
 from gxpo_trainer.planner.inputs import Inputs, ModelShape
 
@@ -31,40 +31,54 @@ EXACT = Assumptions(
 """Nothing in addition to what is counted; half of every limit."""
 
 
+SETTINGS = {
+    **dict.fromkeys(("learner_ranks", "samplers", "tensor_parallel", "colocate", "strategy"), "placement"),
+    **dict.fromkeys(("zero_stage", "precision", "lora", "packing", "token_budget", "mini_batches", "rule"), "learner"),
+    **dict.fromkeys(("optimizer", "loss"), "learner"),
+    **dict.fromkeys(("gradient_checkpointing", "max_length"), "model"),
+    **dict.fromkeys(("prompts_per_step", "samples_per_prompt", "max_new_tokens", "max_num_seqs"), "rollout"),
+    **dict.fromkeys(("gpu_memory_utilization", "cpu_kv_cache_gib", "enforce_eager", "async_depth"), "rollout"),
+    "max_prompt_tokens": "data",
+}
+"""The section of each setting that a test changes."""
+
+
+def changed(inputs: Inputs, **changes: Any) -> Inputs:
+    """Inputs with other values of some fields, settings or, as `budget` and `environment`, whole sections. Values are
+    not checked: a KV cache may have less than a GiB."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        if name in SETTINGS:
+            sections.setdefault(SETTINGS[name], {})[name] = value
+    whole = {name: value for name, value in changes.items() if name in ("budget", "environment")}
+    fields = {name: value for name, value in changes.items() if name not in SETTINGS and name not in whole}
+    config = inputs.config.model_copy(update=whole).updated(**sections)
+    return replace(inputs, config=config, **fields)
+
+
 def small(**changes: Any) -> Inputs:
     """2 prompts × 4 responses of 10 and 20 tokens on two GPU ranks in bf16, GRPO, stage 2, one sampler."""
-    inputs = Inputs(
-        shape=SHAPE,
-        device=GPU,
-        num_devices=3,
+    base = changed(
+        Inputs(RunConfig(), SHAPE, GPU, num_devices=3),
         learner_ranks=2,
         samplers=1,
-        tensor_parallel=1,
         colocate=False,
-        one_node=True,
         zero_stage=2,
         precision="bf16",
-        adapter_rank=None,
-        trainable=SHAPE.parameters,
-        num_moments=2,
-        reference="none",
-        checkpointing=False,
+        gradient_checkpointing=False,
         token_budget=64,
-        rows="padded",
-        mini_batches=1,
-        prompts=2,
-        group=4,
-        prompt_limit=20,
-        response_limit=40,
-        full_responses=False,
+        packing="padded",
+        prompts_per_step=2,
+        samples_per_prompt=4,
+        max_prompt_tokens=20,
+        max_new_tokens=40,
         max_length=60,
-        sampler_item=2,
-        memory_utilization=0.5,
-        eager=True,
-        kv_bytes=None,
+        gpu_memory_utilization=0.5,
+        enforce_eager=True,
         max_num_seqs=512,
-        async_depth=0,
         rule=GrpoRule(),
         budget=BudgetConfig(steps=10),
     )
-    return replace(inputs, **changes)
+    # The sampler computes in bf16 whatever the learner does.
+    base = base.updated(rollout={"dtype": "bfloat16"})
+    return changed(base, **changes)

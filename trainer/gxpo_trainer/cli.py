@@ -260,7 +260,7 @@ def run_plan(args: argparse.Namespace) -> int:
         print(report.view_of(plan).model_dump_json(indent=2))
     else:
         print(report.to_text(plan, config.name))
-    return 0 if plan.fits else 1
+    return 0 if plan.fit.fits else 1
 
 
 def _shape(config: RunConfig) -> ModelShape:

@@ -72,7 +72,7 @@ def run_micro_batches(
         loss, statistics = policy_loss(outputs, micro, old, reference if options.kl_beta else None, options)
         loss.backward()
         total += loss.item()
-        sums = combine_statistics(sums, statistics)
+        sums = statistics if sums is None else combine_statistics(sums, statistics)
     assert sums is not None
     return total, gradient_vector(policy), sums
 

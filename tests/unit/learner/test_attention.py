@@ -26,7 +26,7 @@ def config(attention: str = "auto", **learner: Any) -> RunConfig:
 
 def chosen(run: RunConfig, device: Any, kernels: frozenset[str], layers: frozenset[str] = FULL) -> tuple[str, str]:
     attention = choose_attention(run, device, kernels, layers)
-    return attention, choose_layout(run, device, attention, layers, can_share_prompts=True)
+    return attention, choose_layout(run, device, attention, layers)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_named_attention_is_taken_where_it_can_run() -> None:
     assert chosen(config("eager"), "cpu", NONE) == ("eager", "shared")
     for attention, taken in (("auto", "sdpa"), ("eager", "eager")):
         assert chosen(config(attention, packing="shared"), "gpu", BOTH) == (taken, "shared")
-    assert choose_layout(config(), "cpu", "sdpa", FULL, can_share_prompts=False) == "padded"
+    assert choose_layout(config(), "cpu", "sdpa", WINDOWED) == "padded"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.tiny_policy import by_sequence, plain_logprobs, random_batch, relat
 from gxpo_trainer.algo.packing import Layout, pack
 from gxpo_trainer.config import ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.learner.logprobs import PolicyModule
+from gxpo_trainer.learner.logprobs import PolicyModule, can_share_prompts, layer_types
 from gxpo_trainer.learner.models import config_json, load_policy
 from gxpo_trainer.planner import architectures
 from gxpo_trainer.planner.architectures import TRAINS, check_architecture
@@ -37,10 +37,11 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
     model = load_policy(config, precision="fp32").double()
     policy = PolicyModule(model)
     # Prompts are shared by an explicit mask, which would replace a window.
-    assert policy.can_share_prompts is not windowed
+    shares = can_share_prompts("sdpa", layer_types(model.config))
+    assert shares is not windowed
     with torch.no_grad():
         expected = torch.cat([plain_logprobs(model, sequence)[0] for sequence in random_batch(seed=3).sequences])
-        for layout in ("padded", "packed", *(("shared",) if policy.can_share_prompts else ())):
+        for layout in ("padded", "packed", *(("shared",) if shares else ())):
             assert relative_difference(module_logprobs(policy, layout), expected) < 1e-12, layout
 
 

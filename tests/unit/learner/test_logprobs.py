@@ -26,12 +26,11 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Qwen2ForCausalLM
+from transformers import AttentionInterface, Qwen2ForCausalLM
 
 from gxpo_trainer.algo.batch import supervised_batch
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, supervised_loss
 from gxpo_trainer.algo.packing import Layout, pack
-from gxpo_trainer.learner import logprobs as varlen
 from gxpo_trainer.learner.logprobs import PolicyModule, TokenScorer, sequence_boundaries, varlen_attention
 
 CHUNKS = [1, 7 * VOCABULARY, 2**25]
@@ -69,7 +68,7 @@ def test_supervised_loss_and_gradient_are_those_of_transformers(layout: Layout) 
     ):
         part, statistics = supervised_loss(policy(micro, 1.0, True), micro)
         part.backward()
-        loss, parts = loss + part.detach(), combine_statistics(parts, statistics)
+        loss, parts = loss + part.detach(), statistics if parts is None else combine_statistics(parts, statistics)
     plain = tiny_policy(dtype=torch.float64)
     width = max(s.num_tokens for s in sampled)
     ids = torch.zeros(len(sampled), width, dtype=torch.int64)
@@ -242,7 +241,7 @@ def attention_by_sequence(
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention_by_sequence)
-    varlen.register()
+    AttentionInterface.register("varlen", varlen_attention)
 
 
 def outcome(attention: str, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:

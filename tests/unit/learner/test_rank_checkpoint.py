@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +28,7 @@ class Held:
     def __init__(self, tensors: list[Tensor], segments: list[list[Segment]], shapes: Any, replicated: bool) -> None:
         self._tensors, self._segments, self._shapes, self.replicated = tensors, segments, shapes, replicated
         moments = {"exp_avg": [tensor + 0.5 for tensor in tensors]}
-        self.state = SimpleNamespace(step=7, moments=lambda: moments)
-        self.state.set_step = partial(setattr, self.state, "step")
+        self.step, self.moments, self.set_step = 7, lambda: moments, partial(setattr, self, "step")
 
     def parameters(self) -> list[Tensor]:
         return self._tensors
@@ -91,11 +89,11 @@ def test_any_cut_is_read_into_any_other(
     save(folder, old, old_ranks, shapes)
     for rank in range(ranks):
         subject, expected = held(new, rank, ranks, shapes, empty=True), held(new, rank, ranks, shapes)
-        subject.state.set_step(0)
+        subject.set_step(0)
         restore(folder, rank, subject, layout(ranks), CPU)
-        for kind in (lambda h: h.parameters(), lambda h: h.state.moments()["exp_avg"]):
+        for kind in (lambda h: h.parameters(), lambda h: h.moments()["exp_avg"]):
             assert all(torch.equal(a, b) for a, b in zip(kind(subject), kind(expected), strict=True))
-        assert subject.state.step == 7
+        assert subject.step == 7
 
 
 def test_replicas_are_written_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_plan import CPU, EXACT, GPU, SHAPE, small
+from support.small_plan import CPU, EXACT, GPU, SHAPE, changed, small
 
 from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule
 from gxpo_trainer.config.io import load_preset
@@ -22,11 +22,10 @@ BIG = replace(SHAPE, hidden=4096, intermediate=16384, layers=32, heads=32, kv_he
 
 
 def big(**changes: Any) -> Any:
-    shape = changes.pop("shape", BIG)
-    sizes = {"prompts": 64, "group": 8, "prompt_limit": 512, "response_limit": 1024, "max_length": 2048}
+    batch = {"prompts_per_step": 64, "samples_per_prompt": 8, "token_budget": 4096, "gradient_checkpointing": True}
+    sizes = {"max_prompt_tokens": 512, "max_new_tokens": 1024, "max_length": 2048}
     devices = {"device": device_named("a100-80"), "num_devices": 8, "learner_ranks": 4}
-    base = small(shape=shape, trainable=shape.parameters, token_budget=4096, checkpointing=True, **devices, **sizes)
-    return replace(base, **changes)
+    return small(**({"shape": BIG} | batch | sizes | devices | changes))
 
 
 @pytest.mark.parametrize("name", ["a100-40", "a100-80", "h200"])
@@ -36,25 +35,25 @@ def test_what_is_automatic_keeps_activations_of_the_largest_micro_batch_that_fit
     changes: dict[str, Any] = {"device": device, "learner_ranks": 1 if colocate else 7, "colocate": colocate}
     asked = big(shape=replace(BIG, layers=3 if colocate else 24), zero_stage=2, num_devices=8, **changes)
     if colocate:
-        asked = replace(asked, num_devices=1)
-    plan = make_plan(replace(asked, automatic=frozenset({"checkpointing", "token_budget"})))
-    chosen = (plan.inputs.checkpointing, plan.inputs.token_budget)
+        asked = changed(asked, num_devices=1)
+    plan = make_plan(changed(asked, gradient_checkpointing="auto", token_budget="auto"))
+    chosen = (plan.inputs.checkpointing, plan.inputs.config.learner.token_budget)
     order = [(again, tokens) for again in (False, True) for tokens in (16384, 8192, 4096)]
     for again, tokens in order[: order.index(chosen) + 1]:
-        fit = make_plan(replace(asked, checkpointing=again, token_budget=tokens)).fit
+        fit = make_plan(changed(asked, gradient_checkpointing=again, token_budget=tokens)).fit
         update = next(phase for phase in fit.phases if "activations" in phase.parts)
         room = fit.fits and (fit.resident or 1.15 * update.num_bytes <= device.memory_bytes)
         assert room == ((again, tokens) == chosen) or (again, tokens) == order[-1]
 
 
 def test_settings_that_are_stated_are_not_automatic() -> None:
-    inputs = big(checkpointing=True, token_budget=8192)
+    inputs = big(gradient_checkpointing=True, token_budget=8192)
     assert make_plan(inputs).inputs == inputs
-    only_one = make_plan(replace(inputs, automatic=frozenset({"checkpointing"}))).inputs
-    assert only_one.token_budget == 8192
+    only_one = make_plan(changed(inputs, gradient_checkpointing="auto")).inputs
+    assert only_one.config.learner.token_budget == 8192
 
 
-KEPT = {"learner_ranks": 7, "checkpointing": False, "token_budget": 16384}
+KEPT = {"learner_ranks": 7, "gradient_checkpointing": False, "token_budget": 16384}
 
 
 @pytest.mark.parametrize(
@@ -81,12 +80,12 @@ def test_what_suffices_is_named_with_its_value(changes: dict[str, Any], settings
     ("inputs", "advice"),
     [
         (
-            small(num_devices=3, learner_ranks=4, prompts=8),
+            small(num_devices=3, learner_ranks=4, prompts_per_step=8),
             "placement needs 5 GPUs (learner_ranks + samplers × tensor_parallel) and there are 3; "
             "set placement.learner_ranks = 2",
         ),
         (
-            small(device=CPU, kv_bytes=32 * 59),
+            small(device=CPU, cpu_kv_cache_gib=32 * 59 / 2**30),
             "too little for one sequence of model.max_length = 60 tokens; set rollout.cpu_kv_cache_gib = 1",
         ),
         (
@@ -104,8 +103,8 @@ def test_a_need_within_the_planners_error_is_a_warning_and_no_refusal() -> None:
     process = replace(EXACT, runtime_bytes=gib)
     for limit, refused in ((0.9, False), (0.8, True)):
         device = replace(GPU, memory_bytes=int(limit * gib))
-        plan = make_plan(small(device=device, kv_bytes=32 * 60), process)
-        assert not plan.fits
+        plan = make_plan(small(device=device, gpu_memory_utilization=0.01), process)
+        assert not plan.fit.fits
         assert plan.advice is not None
         assert (refusal(plan) is not None) is refused
 
@@ -113,18 +112,21 @@ def test_a_need_within_the_planners_error_is_a_warning_and_no_refusal() -> None:
 def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() -> None:
     gib = 2**30
     shared = small(colocate=True, learner_ranks=1, num_devices=1)
-    roomy = make_plan(replace(shared, device=replace(GPU, memory_bytes=8 * gib)), EXACT)
+    roomy = make_plan(changed(shared, device=replace(GPU, memory_bytes=8 * gib)), EXACT)
     # Learner 3 GiB and sampler 3 + 4: 10 of 10.2 GiB, but the learner may take 15% more than planned.
-    close = replace(shared, device=replace(GPU, memory_bytes=int(10.2 * gib)), kv_bytes=4 * gib)
+    close, roomier = (
+        changed(shared, device=replace(GPU, memory_bytes=int(size * gib)), gpu_memory_utilization=4 / size)
+        for size in (10.2, 11)
+    )
     three = replace(EXACT, runtime_bytes=3 * gib)
     assert not make_plan(close, three).fit.resident
-    assert make_plan(replace(close, device=replace(GPU, memory_bytes=11 * gib)), three).fit.resident
+    assert make_plan(roomier, three).fit.resident
     assert roomy.inputs.devices_needed == 1
     assert roomy.fit.resident
     assert [phase.name for phase in roomy.fit.phases] == ["learner and sampler"]
     # 0.6 of 8 GiB for the sampler and 4 GiB of the learner's process do not fit together.
     heavy = replace(EXACT, runtime_bytes=4 * gib)
-    tight = make_plan(replace(shared, device=replace(GPU, memory_bytes=8 * gib), memory_utilization=0.4), heavy)
+    tight = make_plan(changed(shared, device=replace(GPU, memory_bytes=8 * gib), gpu_memory_utilization=0.4), heavy)
     assert not tight.fit.resident
     sampling, update, sync = tight.fit.phases
     assert [phase.name for phase in (sampling, update, sync)] == ["sampling", "update", "sync"]
@@ -139,7 +141,7 @@ def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() ->
 def test_a_sleeping_sampler_keeps_its_graphs() -> None:
     heavy = replace(EXACT, runtime_bytes=4 * 2**30)
     shared = small(colocate=True, learner_ranks=1, num_devices=1, device=replace(GPU, memory_bytes=8 * 2**30))
-    eager, captured = (make_plan(replace(shared, eager=one), heavy).fit.phases for one in (True, False))
+    eager, captured = (make_plan(changed(shared, enforce_eager=one), heavy).fit.phases for one in (True, False))
     more = [after.num_bytes - before.num_bytes for before, after in zip(eager, captured, strict=True)]
     assert more == [2**30] * 3
 
@@ -149,18 +151,18 @@ def test_auto_shares_devices_where_there_are_too_few_and_the_counts_match() -> N
     assert not small(**even, num_devices=4).shared
     assert small(**even, num_devices=3).shared
     assert small(**even, num_devices=3).devices_needed == 2
-    assert not small(**even, num_devices=3, one_node=False).shared
+    assert not small(**even, num_devices=3, strategy="split").shared
     assert not small(colocate="auto", num_devices=2).shared, "two ranks cannot share one sampler's device"
     assert make_plan(small(**even, num_devices=4), EXACT).fit.resident, "nothing is shared, nothing parked"
 
 
 def test_a_host_sums_all_processes() -> None:
-    one = fit_of(small(device=CPU, kv_bytes=10**6, learner_ranks=1), EXACT).phases[0]
-    two = fit_of(small(device=CPU, kv_bytes=10**6, learner_ranks=1, samplers=2), EXACT).phases[0]
-    sampler = fit_of(small(device=CPU, kv_bytes=10**6), EXACT).sampler
+    one = fit_of(small(device=CPU, cpu_kv_cache_gib=1, learner_ranks=1), EXACT).phases[0]
+    two = fit_of(small(device=CPU, cpu_kv_cache_gib=1, learner_ranks=1, samplers=2), EXACT).phases[0]
+    sampler = fit_of(small(device=CPU, cpu_kv_cache_gib=1), EXACT).sampler
     assert two.num_bytes - one.num_bytes == sampler.weights + sampler.working + sampler.kv
     # More than a list could hold: the work does not grow with the number.
-    many = fit_of(small(device=CPU, kv_bytes=10**6, learner_ranks=1, samplers=10**15), EXACT).phases[0]
+    many = fit_of(small(device=CPU, cpu_kv_cache_gib=1, learner_ranks=1, samplers=10**15), EXACT).phases[0]
     assert many.num_bytes - one.num_bytes == (10**15 - 1) * (two.num_bytes - one.num_bytes)
 
 
@@ -202,12 +204,12 @@ def test_inputs_come_from_a_config() -> None:
     config = load_preset("paper-7b-lora", apart)
     shape = read_shape(config.model.path)
     inputs = inputs_of(config, shape, device_named("h100-80"), 5)
-    assert (inputs.samplers, inputs.colocate, inputs.devices_needed) == (2, False, 5)
+    assert (inputs.config.placement.samplers, inputs.shared, inputs.devices_needed) == (2, False, 5)
     # q and o: 3584 + 3584; k and v: 3584 + 512; 28 layers of rank 128.
     assert inputs.trainable == 28 * 128 * (2 * 7168 + 2 * 4096)
-    assert (inputs.prompts, inputs.group, inputs.learner_ranks, inputs.zero_stage) == (128, 5, 3, 2)
-    assert (inputs.reference, inputs.prompt_limit, inputs.response_limit) == ("adapter", 1024, 3072)
-    assert make_plan(inputs).fits
+    assert (inputs.sequences, inputs.group, inputs.prompt_limit) == (128 * 5, 5, 1024)
+    assert inputs.reference_parameters == shape.parameters
+    assert make_plan(inputs).fit.fits
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_the_papers_models_have_their_size_and_its_presets_fit_on_four_h100(name
     config = load_preset(name)
     shape = read_shape(config.model.path)
     assert shape.parameters == parameters
-    assert make_plan(inputs_of(config, shape, device_named("h100-80"), 4)).fits
+    assert make_plan(inputs_of(config, shape, device_named("h100-80"), 4)).fit.fits
 
 
 def test_experts_count_whole_and_a_token_passes_some() -> None:

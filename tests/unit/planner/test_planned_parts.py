@@ -6,10 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.small_plan import CPU, EXACT, GPU, SHAPE, small
+from support.small_plan import CPU, EXACT, GPU, SHAPE, changed, small
 from support.toy_learner import ToyLearner, quadratic
 
-from gxpo_trainer.config import GrpoRule, GxpoRule, RuleSettings, SfpoRule
+from gxpo_trainer.config import (
+    EnvironmentConfig,
+    GrpoRule,
+    GxpoRule,
+    LoraConfig,
+    LossConfig,
+    OptimizerConfig,
+    RuleSettings,
+    SfpoRule,
+)
 from gxpo_trainer.config.engines import logits_chunk
 from gxpo_trainer.planner import timing
 from gxpo_trainer.planner.devices import device_named
@@ -75,7 +84,7 @@ def test_reduction_buckets_and_gathered_parameters() -> None:
 def test_each_rules_buffers_are_those_that_it_holds(rule: RuleSettings, optimizer: str, buffers: int) -> None:
     moments = 2 if optimizer == "adamw" else 0
     assert rule.shard_buffers(moments) == buffers
-    assert parts(rule=rule, num_moments=moments).get("rule buffers", 0) == buffers * 4 * 724
+    assert parts(rule=rule, optimizer=OptimizerConfig(name=optimizer)).get("rule buffers", 0) == buffers * 4 * 724
     import torch
 
     toy = ToyLearner(torch.ones(3), quadratic(torch.tensor([0.1, 0.5, 0.9])), optimizer=optimizer, lr=0.01)
@@ -86,14 +95,16 @@ def test_each_rules_buffers_are_those_that_it_holds(rule: RuleSettings, optimize
 
 
 def test_a_reference_is_partitioned_at_stage_3_and_else_on_a_gpu_only_during_its_pass() -> None:
-    assert parts(reference="whole", zero_stage=3)["reference"] == 2 * 724
+    kl = LossConfig(kl_beta=0.1)
+    assert parts(loss=kl, zero_stage=3)["reference"] == 2 * 724
     # On a GPU 2·1448 bytes come in place of the activations: 736 a token, of the widest row, 30 tokens.
-    assert "reference" not in parts(reference="whole")
-    assert parts(reference="whole", device=CPU)["reference"] == 2 * 1448
-    assert "reference" not in parts(reference="adapter")
-    assert parts(reference="whole", zero_stage=3, teacher_parameters=2000)["reference"] == 2 * 1000
+    assert "reference" not in parts(loss=kl)
+    assert parts(loss=kl, device=CPU)["reference"] == 2 * 1448
+    assert "reference" not in parts(loss=kl, device=CPU, lora=LoraConfig())
+    for lora in (None, LoraConfig()):
+        assert parts(zero_stage=3, teacher_parameters=2000, lora=lora)["reference"] == 2 * 1000
     # What exceeds the activations is planned for: with 100,000 words the weights do.
-    inputs = small(reference="whole", shape=replace(SHAPE, vocabulary=100_000))
+    inputs = small(loss=kl, shape=replace(SHAPE, vocabulary=100_000))
     load = workload_of(inputs, EXACT)
     excess = 2 * (1448 + 8 * (100_000 - 32)) - activation_bytes(inputs, peak_tokens(inputs, load))
     assert learner_parts(inputs, EXACT, load)["reference"] == excess > 1_500_000
@@ -103,7 +114,7 @@ def test_lora_shards_are_those_of_the_adapter() -> None:
     # Rank 3 on q (8 → 8) and v (8 → 4) of two layers: 3·(16 + 12)·2 = 168 parameters.
     count = SHAPE.adapter_parameters(3, ("q_proj", "v_proj"))
     assert count == 168
-    counted = parts(adapter_rank=3, trainable=count, rule=GxpoRule())
+    counted = parts(lora=LoraConfig(rank=3, target_modules=("q_proj", "v_proj")), rule=GxpoRule())
     assert counted["weights"] == 2 * (1448 + 168)
     assert counted["logits"] == 12 * 60 * 32, "the head has no gradient"
     assert (counted["fp32 masters"], counted["optimizer"], counted["rule buffers"]) == (4 * 84, 8 * 84, 8 * 84)
@@ -117,7 +128,7 @@ def test_activations_of_a_token() -> None:
     # In bf16: norms 2·8·8 = 128, attention 48, MLP 128; gradients 128.
     assert activation_bytes(small(), 1) == 2 * (128 + 48 + 128) + 128
     # Checkpointing keeps the 8 inputs of each layer and one layer.
-    assert activation_bytes(replace(fp32, checkpointing=True), 10) == 10 * (2 * 8 * 4 + 544 + 256)
+    assert activation_bytes(changed(fp32, gradient_checkpointing=True), 10) == 10 * (2 * 8 * 4 + 544 + 256)
 
 
 @pytest.mark.parametrize(("budget", "tokens"), [(64, 60), (100, 90), (4096, 120)])
@@ -129,15 +140,16 @@ def test_a_micro_batch_holds_the_budget_or_the_longest_sequence_or_all_there_is(
 
 def test_observations_lengthen_rows_and_contexts_but_are_not_decoded() -> None:
     """Half of 16 observation tokens are 8: rows of 10 + 28 tokens, of which 20 are sampled."""
-    plain, inputs = small(token_budget=4096), small(token_budget=4096, observation_limit=16)
+    observed = EnvironmentConfig(name="calculator", max_turns=2, max_observation_tokens=16)
+    plain, inputs = small(token_budget=4096), small(token_budget=4096, environment=observed, max_length=100)
     load = workload_of(inputs, EXACT)
     assert (load.response, load.observation, load.row_width) == (20.0, 8.0, 38.0)
     assert load.learner_tokens == 8 * 38
     assert load.context == 10 + 28 / 2
     assert peak_tokens(inputs, load) == 152  # all 4 rows of a rank
     # The longest sequence: 20 + 40 + 16, but at most model.max_length = 60.
-    assert peak_tokens(replace(inputs, token_budget=38, max_length=100), load) == 76
-    assert peak_tokens(replace(inputs, token_budget=38), load) == 60
+    assert peak_tokens(changed(inputs, token_budget=38), load) == 76
+    assert peak_tokens(changed(inputs, token_budget=38, max_length=60), load) == 60
     # The head runs for sampled tokens alone: only the backbone's work grows.
     before = workload_of(plain, EXACT)
     backbone = 8 * 8 * SHAPE.backbone_flops
@@ -146,7 +158,7 @@ def test_observations_lengthen_rows_and_contexts_but_are_not_decoded() -> None:
 
 
 def test_shared_prompts_have_a_mask_in_every_layer() -> None:
-    inputs = small(rows="shared", device=CPU, precision="fp32", learner_ranks=1, token_budget=4096, zero_stage=0)
+    inputs = small(packing="shared", device=CPU, precision="fp32", learner_ranks=1, token_budget=4096, zero_stage=0)
     load = workload_of(inputs, EXACT)
     # Both prompts of 10 once, 8 responses of 20: two rows of 90 tokens.
     assert (load.responses_per_row, load.row_width, load.learner_tokens) == (4, 90.0, 180.0)
@@ -159,7 +171,7 @@ def test_logits_are_counted_by_chunk() -> None:
     assert parts()["logits"] == 12 * 60 * 32 + 2 * 256
     wide = replace(SHAPE, vocabulary=2**25)
     for precision, gradient in (("bf16", 6), ("fp32", 4)):
-        counted = parts(shape=wide, trainable=wide.parameters, precision=precision)
+        counted = parts(shape=wide, precision=precision)
         assert counted["logits"] == 12 * 2**25 + gradient * 8 * 2**25
 
 
@@ -178,7 +190,8 @@ def test_a_gpu_holds_two_buckets_of_what_is_sent_and_a_host_two_published_versio
     assert parts()["published weights"] == 2 * 2 * 1448
     large = replace(SHAPE, layers=2_000_000)
     assert parts(shape=large)["published weights"] == 2 * 512 * 2**20
-    assert parts(adapter_rank=4, trainable=300)["published weights"] == 2 * 2 * 300
+    # Rank 1 on q and o (8 → 8), k and v (8 → 4) of two layers.
+    assert parts(lora=LoraConfig(rank=1))["published weights"] == 2 * 2 * 2 * (2 * 16 + 2 * 12)
     host = small(device=CPU)
     load = workload_of(host, EXACT)
     assert learner_parts(host, EXACT, load)["published weights"] == 2 * 2 * 1448
@@ -192,20 +205,21 @@ def test_the_kv_cache_is_what_the_sampler_leaves_and_holds_sequences_of_mean_len
     assert memory.weights == 2 * 1448
     assert memory.kv == GIB // 2 - memory.weights - memory.working
     assert memory.sequences == int(memory.kv // 32 / 22.5)
-    fixed = sampler_memory(small(kv_bytes=32 * 60), workload_of(inputs, EXACT))
-    assert fixed.longest_fits
-    assert not sampler_memory(small(kv_bytes=32 * 59), workload_of(inputs, EXACT)).longest_fits
+    for tokens in (59, 60):
+        fixed = small(device=CPU, cpu_kv_cache_gib=32 * tokens / GIB)
+        assert sampler_memory(fixed, workload_of(inputs, EXACT)).longest_fits == (tokens == 60)
 
 
 def test_tensor_parallel_splits_weights_and_as_many_heads_as_there_are() -> None:
     load = workload_of(small(), EXACT)
-    whole, halves = (sampler_memory(small(kv_bytes=2250 * 32, tensor_parallel=count), load) for count in (1, 2))
+    cache = {"device": CPU, "cpu_kv_cache_gib": 2250 * 32 / GIB}
+    whole, halves = (sampler_memory(small(**cache, tensor_parallel=count), load) for count in (1, 2))
     assert halves.weights == 1448
     # One KV head cannot be split: both devices hold it.
     assert (whole.sequences, halves.sequences) == (100, 100)
     two = replace(SHAPE, kv_heads=2)
-    assert sampler_memory(small(shape=two, kv_bytes=2250 * 32, tensor_parallel=2), load).sequences == 100
-    assert sampler_memory(small(shape=two, kv_bytes=2250 * 32), load).sequences == 50
+    assert sampler_memory(small(shape=two, **cache, tensor_parallel=2), load).sequences == 100
+    assert sampler_memory(small(shape=two, **cache), load).sequences == 50
 
 
 @pytest.mark.parametrize(("precision", "kv_heads"), [("fp32", 4), ("bf16", 4), ("bf16", 2)])
@@ -247,8 +261,8 @@ FORWARD = 240 * (2 * 1184 + 4 * 2 * 8 * 15) + 160 * 2 * 256
     [
         # 8 rows, two in a micro-batch.
         ({"learner_ranks": 1}, 3 * FORWARD, 2e9, 4),
-        ({"learner_ranks": 1, "checkpointing": True}, 4 * FORWARD, 2e9, 4),
-        ({"learner_ranks": 1, "adapter_rank": 4}, 2 * FORWARD, 2e9, 4),
+        ({"learner_ranks": 1, "gradient_checkpointing": True}, 4 * FORWARD, 2e9, 4),
+        ({"learner_ranks": 1, "lora": LoraConfig(rank=4)}, 2 * FORWARD, 2e9, 4),
         # Two ranks share a pass on GPUs, and a host is one device.
         ({}, 3 * FORWARD, 4e9, 2),
         ({"device": CPU}, 3 * FORWARD, 2e9, 2),
@@ -280,7 +294,7 @@ def test_bytes_of_the_optimizer_and_of_the_look_ahead() -> None:
 
 def test_sampling_lasts_as_long_as_its_longest_response() -> None:
     # 8 sequences of 20 of at most 40 tokens: 40 decoding steps with 4 sequences on average.
-    inputs = small(kv_bytes=10**6)
+    inputs = small(device=CPU)
     load = workload_of(inputs, EXACT)
     read = 2 * 1448 + 4 * (10 + 10) * 32
     computed = 4 * (2 * 1184 + 512 + 4 * 2 * 8 * 20)
@@ -288,18 +302,17 @@ def test_sampling_lasts_as_long_as_its_longest_response() -> None:
     prompts = 2 * 10 * (2 * 1184 + 4 * 2 * 8 * 5) / 1e9
     assert timing.sampling_seconds(inputs, EXACT, load) == pytest.approx(40 * step + prompts)
     # A cache of 45 tokens holds two sequences of 22.5: 160 tokens take 80 steps.
-    little = replace(inputs, kv_bytes=45 * 32)
+    little = changed(inputs, cpu_kv_cache_gib=45 * 32 / GIB)
     assert timing.sampling_seconds(little, EXACT, load) == pytest.approx(80 * 0.125, rel=1e-2)
 
 
 def test_samplers_share_the_sequences_on_gpus_and_the_cores_of_a_host() -> None:
     long = replace(EXACT, decode_step_s=0.0)
-    cache = {"kv_bytes": 10**6, "prompts": 64, "max_num_seqs": 8}
-    load = workload_of(small(**cache), long)
-    one, two = (timing.sampling_seconds(small(**cache, samplers=count), long, load) for count in (1, 2))
-    assert two == pytest.approx(one / 2, rel=0.05)
-    one, two = (timing.sampling_seconds(small(**cache, samplers=count, device=CPU), long, load) for count in (1, 2))
-    assert two == pytest.approx(one, rel=0.05)
+    for device, share in ((replace(GPU, memory_bytes=GIB), 0.5), (CPU, 1)):
+        run = {"device": device, "prompts_per_step": 64, "max_num_seqs": 8}
+        load = workload_of(small(**run), long)
+        one, two = (timing.sampling_seconds(small(**run, samplers=count), long, load) for count in (1, 2))
+        assert two == pytest.approx(one * share, rel=0.05)
 
 
 def test_sampling_ahead_hides_the_shorter_of_sampling_and_update_on_devices_of_their_own() -> None:
@@ -307,7 +320,7 @@ def test_sampling_ahead_hides_the_shorter_of_sampling_and_update_on_devices_of_t
     load = workload_of(inputs, EXACT)
 
     def time(**changes: Any) -> timing.PlannedSeconds:
-        return timing.step_time(replace(inputs, **changes), EXACT, load, inputs.rule)
+        return timing.step_time(changed(inputs, **changes), EXACT, load, inputs.config.learner.rule)
 
     strict, ahead = time(), time(async_depth=1)
     assert strict.overlapped == 0.0
@@ -321,8 +334,8 @@ def test_a_reference_adds_a_forward_pass_a_step_and_a_rule_its_passes() -> None:
     inputs = small(zero_stage=0, learner_ranks=1)
     load = workload_of(inputs, EXACT)
     plain, with_kl = (
-        timing.step_time(replace(inputs, reference=kind), EXACT, load, inputs.rule).passes  # type: ignore[arg-type]
-        for kind in ("none", "whole")
+        timing.step_time(changed(inputs, loss=LossConfig(kl_beta=beta)), EXACT, load, GrpoRule()).passes
+        for beta in (0.0, 0.1)
     )
     assert with_kl - plain == pytest.approx(FORWARD / 2e9 / 0.5)
     assert timing.step_time(inputs, EXACT, load, GxpoRule()).passes == pytest.approx(3 * plain)

@@ -224,14 +224,12 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     return torch.expm1(q) - q
 
 
-def combine_statistics(total: Mapping[str, Tensor] | None, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Combined statistics of two parts of a batch: sums, and maxima for the names in MAXIMA. total None: first part.
+def combine_statistics(total: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Combined statistics of two parts of a batch: sums, and maxima for the names in MAXIMA.
 
     Across ranks the same rule holds: all-reduce by sum, and by maximum for MAXIMA. Every rank and micro-batch of a
     pass has the same names.
     """
-    if total is None:
-        return dict(part)
     return {
         name: torch.maximum(total[name], value) if name in MAXIMA else total[name] + value
         for name, value in part.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
@@ -480,15 +481,19 @@ class RunConfig(Settings):
         """Number of the step that `budget.steps` ends at, None without that bound."""
         return None if self.budget.steps is None else self.warm_steps + self.budget.steps
 
+    def updated(self, **sections: Mapping[str, Any]) -> RunConfig:
+        """The same with other values in these sections, which are not checked."""
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        )
+
     @property
     def of_reference(self) -> RunConfig:
         """The same with the frozen model, whose log-probabilities the learner needs besides the policy's, as the model:
         the teacher, or for a KL term the start policy."""
         if self.teacher is None:
             return self
-        model = self.model.model_copy(update=self.teacher.model_dump())
-        learner = self.learner.model_copy(update={"lora": None})
-        return self.model_copy(update={"model": model, "learner": learner})
+        return self.updated(model=self.teacher.model_dump(), learner={"lora": None})
 
     @property
     def needs_engines(self) -> bool:
@@ -499,8 +504,7 @@ class RunConfig(Settings):
         """The same with no engine and no verifier to place where nothing is sampled. Not for a file."""
         if self.needs_engines:
             return self
-        none = {"samplers": 0, "colocate": False, "strategy": "pack"}
-        return self.model_copy(update={"placement": self.placement.model_copy(update=none)})
+        return self.updated(placement={"samplers": 0, "colocate": False, "strategy": "pack"})
 
     @property
     def compares_in_fp32(self) -> bool:

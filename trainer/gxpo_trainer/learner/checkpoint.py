@@ -13,14 +13,16 @@ Under LoRA the policy has the adapter merged, W + (alpha/rank)·B·A, computed i
 from __future__ import annotations
 
 import copy
+import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -59,7 +61,7 @@ def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate
         tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
     body = {
         "layout": asdict(layout),
-        "optimizer_step": shards.state.step,
+        "optimizer_step": shards.step,
         "learning_rate": learning_rate,
         "shapes": shards.shapes(),
         "segments": [[(s.parameter, s.start, s.offset, s.length) for s in of_tensor] for of_tensor in shards.segments()]
@@ -72,7 +74,7 @@ def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate
 
 def kinds(shards: Shards) -> dict[str, list[Tensor]]:
     """Masters and moments by name, each a list of live flat tensors as in `parameters()`."""
-    return {PARAMETER: shards.parameters(), **shards.state.moments()}
+    return {PARAMETER: shards.parameters(), **shards.moments()}
 
 
 class SavedState:
@@ -90,7 +92,10 @@ class SavedState:
             for index, segments in enumerate(body["segments"]):
                 for segment in (Segment(*row) for row in segments):
                     self._pieces.setdefault(segment.parameter, []).append((segment, rank, index))
-        self._files: dict[int, Any] = {}
+        self.file: Callable[[int], Any] = functools.cache(
+            lambda rank: safe_open(folder / f"rank-{rank}.safetensors", framework="pt")
+        )
+        """The tensors of a rank, opened when the first is needed."""
 
     def check(self, layout: Layout, shapes: dict[str, tuple[int, ...]]) -> None:
         """Raises CheckpointError, before anything is changed, when this is not the state of such a learner."""
@@ -124,14 +129,6 @@ class SavedState:
                     saved = self.file(rank).get_slice(f"{kind}/{index}")[at : at + length]
                     tensor.narrow(0, wanted.offset + begin - wanted.start, length).copy_(saved)
 
-    def file(self, rank: int) -> Any:
-        """The open tensors of a rank."""
-        from safetensors import safe_open
-
-        if rank not in self._files:
-            self._files[rank] = safe_open(self._folder / f"rank-{rank}.safetensors", framework="pt")
-        return self._files[rank]
-
 
 def restore(folder: Path, rank: int, shards: Shards, layout: Layout, device: torch.device) -> SavedState:
     """Fill masters, moments and step count from any layout's files, bit for bit; the caller publishes.
@@ -148,7 +145,7 @@ def restore(folder: Path, rank: int, shards: Shards, layout: Layout, device: tor
     torch.set_rng_state(file.get_tensor("rng/cpu"))
     if device.type == "cuda" and "rng/cuda" in file.keys():  # noqa: SIM118 (not a dict)
         torch.cuda.set_rng_state(file.get_tensor("rng/cuda"), device)
-    shards.state.set_step(saved.optimizer_step)
+    shards.set_step(saved.optimizer_step)
     return saved
 
 

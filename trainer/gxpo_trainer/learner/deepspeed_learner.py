@@ -119,14 +119,13 @@ class DeepSpeedLearner:
         settings = config.learner
         self._loss = settings.loss.resolved(config.rollout.async_depth)
         torch.manual_seed(config.seed)
-        layers = layer_types(load_config(config.model))
-        attention = setup.choose_attention(config, device, setup.installed_kernels(device), layers)
+        kernels = setup.installed_kernels(device)
+        attention = setup.choose_attention(config, device, kernels, layer_types(load_config(config.model)))
         # The adapter's initial weights are drawn at the end of loading.
         self.model: Any = setup.load_partitioned(config, attention, self.device)
         """The transformers model, or PEFT's around it."""
         self._engine, optimizer = setup.open_engine(self.model, config, device)
-        shares = self._engine.module.can_share_prompts
-        self._packing = setup.choose_layout(config, device, attention, layers, can_share_prompts=shares)
+        self._packing = setup.choose_layout(config, device, attention, layer_types(self.model.config))
         self.attention = f"{attention} over {self._packing} rows"
         self._pad_id = _pad_id(self.model.config)
         self._teaches = config.teacher is not None
@@ -245,7 +244,7 @@ class DeepSpeedLearner:
         """See RuleLearner. Raises Diverged when the gradient is not finite: it would destroy parameters and moments."""
         if not self._finite:
             raise Diverged("the gradient of the last pass is not finite; no optimizer step can be taken on it")
-        self._shards.step()
+        self._shards.optimizer_step()
 
     def parameters(self) -> list[Tensor]:
         return self._shards.parameters()
@@ -269,14 +268,14 @@ class DeepSpeedLearner:
         return total / self.world_size if self._shards.replicated else total
 
     def optimizer_state(self) -> OptimizerState:
-        return self._shards.state
+        return self._shards
 
     def reset_optimizer(self) -> None:
         """Make the next optimizer step the first one."""
-        for moments in self._shards.state.moments().values():
+        for moments in self._shards.moments().values():
             for moment in moments:
                 moment.zero_()
-        self._shards.state.set_step(0)
+        self._shards.set_step(0)
 
     @property
     def learning_rate(self) -> float:

@@ -3,9 +3,9 @@
 The loss needs one number per response token, so only the positions that predict one pass through the head, in chunks;
 the backward pass recomputes each chunk's logits. If all logits fit into one chunk they are kept and not recomputed.
 
-Rows of several sequences use torch's variable-length kernel: `register()` adds it to transformers' attention functions
-under the name `varlen`. transformers builds no mask for such a function; the sequence boundaries reach it as the
-keyword arguments of `sequence_boundaries`, which `flash_attention_2` takes too.
+Rows of several sequences use torch's variable-length kernel: `models.load_policy` adds it to transformers' attention
+functions under the name `varlen`. transformers builds no mask for such a function; the sequence boundaries reach it as
+the keyword arguments of `sequence_boundaries`, which `flash_attention_2` takes too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,6 @@ VARIABLE_LENGTH = (NAME, "flash_attention_2")
 """Attention functions that take sequence boundaries; for others transformers builds a dense mask of a packed row."""
 WINDOWED = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose attention is causal within a sequence, over all of it or over a window."""
-
-
-def register() -> None:
-    """Make `attn_implementation="varlen"` known to transformers."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, varlen_attention)
 
 
 def layer_types(model_config: Any) -> frozenset[str]:
@@ -153,18 +146,10 @@ class PolicyModule(nn.Module):
         logprobs, entropy = self.scorer(hidden, micro.target_ids, temperature, with_entropy)
         return TokenOutputs(logprobs, entropy if with_entropy else None)
 
-    @property
-    def can_share_prompts(self) -> bool:
-        """Whether the `shared` layout supports this model: full attention with an explicit mask."""
-        config = self.model.config
-        return can_share_prompts(attention_of(config), layer_types(config))
-
     def _attention_mask(self, micro: MicroBatch) -> Tensor | None:
         mask = micro.attention_mask
         if mask is None:
             return None
-        if not self.can_share_prompts:
-            raise ValueError('learner.packing = "shared" needs full attention with sdpa or eager; use padded or packed')
         if attention_of(self.model.config) == "sdpa":
             return mask
         # The eager kernel adds its mask to the scores.

@@ -144,14 +144,14 @@ def load_policy(
     the model's files as far as their dtype allows. Raises ConfigError.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AttentionInterface, AutoModelForCausalLM
     from transformers.utils import logging
 
     from gxpo_trainer.learner import logprobs
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if config.attention == logprobs.NAME:
-        logprobs.register()
+        AttentionInterface.register(logprobs.NAME, logprobs.varlen_attention)
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     model_config = load_config(config)
     with _loading(config, "cannot be loaded", FOLDER_FIX):

@@ -229,7 +229,7 @@ def check_attention(config: RunConfig, device: Device) -> None:
     """Raise ConfigError for settings that no kernel makes possible; the learner chooses from those that it has."""
     layers = layer_types(load_config(config.model))
     attention = choose_attention(config, device, frozenset(VARIABLE_LENGTH), layers)
-    choose_layout(config, device, attention, layers, can_share_prompts=can_share_prompts(attention, layers))
+    choose_layout(config, device, attention, layers)
 
 
 def choose_attention(config: RunConfig, device: Device, kernels: frozenset[str], layers: frozenset[str]) -> str:
@@ -272,9 +272,7 @@ def choose_attention(config: RunConfig, device: Device, kernels: frozenset[str],
     return chosen
 
 
-def choose_layout(
-    config: RunConfig, device: Device, attention: str, layers: frozenset[str], *, can_share_prompts: bool
-) -> Layout:
+def choose_layout(config: RunConfig, device: Device, attention: str, layers: frozenset[str]) -> Layout:
     """What `learner.packing = "auto"` means: on a GPU packed rows where the attention takes their boundaries, else
     padded ones; on a CPU shared prompts, since a dense mask over short rows is cheap there.
 
@@ -284,13 +282,13 @@ def choose_layout(
     if packing == "auto":
         if device == "gpu":
             return "packed" if attention in VARIABLE_LENGTH and layers <= WINDOWED else "padded"
-        return "shared" if can_share_prompts else "padded"
+        return "shared" if can_share_prompts(attention, layers) else "padded"
     if packing == "packed" and not layers <= WINDOWED:
         raise ConfigError(
             f'learner.packing = "packed" but the model has {min(layers - WINDOWED)} layers, which would mix the '
             'sequences of a row; set learner.packing = "padded" or "auto"'
         )
-    if packing == "shared" and not can_share_prompts:
+    if packing == "shared" and not can_share_prompts(attention, layers):
         others = sorted(layers - {"full_attention"})
         problem = f"the model has {others[0]} layers" if others else f'model.attention = "{attention}"'
         raise ConfigError(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,9 +44,10 @@ class Segment:
 
 
 class Shards(ABC):
-    """One rank's view of the trainable parameters. Built right after `deepspeed.initialize`.
+    """One rank's view of the trainable parameters, and rules.contract.OptimizerState. Built right after
+    `deepspeed.initialize`. The moments are zeros from the start, so that a rule may write them before the first step.
 
-    Order within a step: `begin` → passes over the micro-batches → `collect` → `step` or writes and `publish`.
+    Order within a step: `begin` → passes over the micro-batches → `collect` → `optimizer_step` or writes and `publish`.
     Gradients are readable from `collect` until the next `begin`.
     """
 
@@ -65,7 +66,17 @@ class Shards(ABC):
             for of_master, spans in zip(segments, self._spans, strict=True)
             for start, length in spans
         ]
-        self.state = ShardState(optimizer, self._masters, self._unpadded)
+        self.step = 0
+        """Optimizer steps taken so far."""
+        adam = isinstance(optimizer, torch.optim.AdamW)
+        with_momentum = not adam and optimizer.param_groups[0]["momentum"] > 0
+        self._moments = ["exp_avg", "exp_avg_sq"] if adam else ["momentum_buffer"] * with_momentum
+        for master in self._masters:
+            entry: dict[str, Any] = {name: torch.zeros_like(master, requires_grad=False) for name in self._moments}
+            if adam:
+                # The fused kernel reads the count on the parameter's device.
+                entry["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+            optimizer.state[master] = entry
 
     @abstractmethod
     def _layout(self) -> tuple[list[Tensor], list[list[Segment]]]:
@@ -124,7 +135,19 @@ class Shards(ABC):
         assert self._gradients is not None, "a pass comes first"
         return self._unpadded(self._gradients)
 
-    def step(self) -> None:
+    def set_step(self, step: int) -> None:
+        """Set the count that the bias correction of the next step starts from."""
+        self.step = step
+        for master in self._masters:
+            entry = self._optimizer.state[master]
+            if "step" in entry:
+                entry["step"].fill_(float(step))
+
+    def moments(self) -> dict[str, list[Tensor]]:
+        """Live moments by name, each a list shaped like `parameters()`."""
+        return {name: self._unpadded([self._optimizer.state[m][name] for m in self._masters]) for name in self._moments}
+
+    def optimizer_step(self) -> None:
         """One step of the base optimizer on the collected gradient, then `publish`."""
         assert self._gradients is not None, "a pass comes first"
         for master, gradient in zip(self._masters, self._gradients, strict=True):
@@ -137,7 +160,7 @@ class Shards(ABC):
             group["params"] = held
         for master in self._masters:
             master.grad = None
-        self.state.step += 1  # the optimizer counts in its own state by itself
+        self.step += 1  # the optimizer counts in its own state by itself
         self.publish()
 
     def _unpadded(self, padded: Sequence[Tensor]) -> list[Tensor]:
@@ -157,43 +180,6 @@ def spans_of(segments: Sequence[Segment]) -> list[Span]:
         elif segment.length:
             spans.append((segment.offset, segment.length))
     return spans or [(0, 0)]
-
-
-class ShardState:
-    """rules.contract.OptimizerState; all zeros from the start, so that a rule may write it before the first step."""
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        masters: list[Tensor],
-        unpadded: Callable[[Sequence[Tensor]], list[Tensor]],
-    ) -> None:
-        self._optimizer = optimizer
-        self._masters = masters
-        self._unpadded = unpadded
-        adam = isinstance(optimizer, torch.optim.AdamW)
-        with_momentum = not adam and optimizer.param_groups[0]["momentum"] > 0
-        self._names = ["exp_avg", "exp_avg_sq"] if adam else ["momentum_buffer"] * with_momentum
-        self.step = 0
-        """Optimizer steps taken so far."""
-        for master in masters:
-            entry: dict[str, Any] = {name: torch.zeros_like(master, requires_grad=False) for name in self._names}
-            if adam:
-                # The fused kernel reads the count on the parameter's device.
-                entry["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
-            optimizer.state[master] = entry
-
-    def set_step(self, step: int) -> None:
-        """Set the count that the bias correction of the next step starts from."""
-        self.step = step
-        for master in self._masters:
-            entry = self._optimizer.state[master]
-            if "step" in entry:
-                entry["step"].fill_(float(step))
-
-    def moments(self) -> dict[str, list[Tensor]]:
-        """Live moments by name, each a list shaped like `parameters()`."""
-        return {name: self._unpadded([self._optimizer.state[m][name] for m in self._masters]) for name in self._names}
 
 
 def open_shards(engine: Any, optimizer: torch.optim.Optimizer, *, zero_stage: int, precision: str) -> Shards:

@@ -74,8 +74,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 def assumptions_for(device: Device) -> Assumptions:
     """What is assumed of a kind of device."""
-    assumed = _table()["assumed"][device.kind]
-    return Assumptions(**assumed)
+    return Assumptions(**_table()["assumed"][device.kind])
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""Everything a plan depends on: the model's shape, the run's settings as `Inputs`, and the tokens of a step.
+"""Everything a plan depends on: the model's shape, what its settings mean for it (`Inputs`), and the tokens of a step.
 
-`inputs_of` is the only place that reads a RunConfig. Shapes are those of decoder-only models with gated MLPs, dense or
+Shapes are those of decoder-only models with gated MLPs, dense or
 with experts. Biases and the norms of queries and keys are counted; rotary embeddings have no parameters.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gxpo_trainer.config import BudgetConfig, RuleSettings, RunConfig
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import ATTENTION_BREAK_EVEN
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.architectures import (
@@ -159,57 +159,25 @@ def read_folder(folder: Path, model_path: str) -> ModelShape:
 
 
 Rows = Literal["padded", "shared", "packed"]
-Reference = Literal["none", "whole", "adapter"]
-Automatic = Literal["checkpointing", "token_budget"]
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """One run on one kind of device.
 
-    num_devices: that there are; on a host without GPUs 1. one_node: learner and samplers on one node, which sharing
-    devices needs. reference: what the teacher or the KL term's start policy is: nothing, a model of its own, or the
-    policy without its adapter. num_moments: state tensors of the optimizer. kv_bytes: size of the KV cache where it is
-    set, None where it is what `memory_utilization` leaves. automatic: fields that the planner decides on a GPU
-    (plan.settled). response_limit: sampled tokens of a response; observation_limit: those that an environment adds.
+    config: without engines where nothing is sampled. num_devices: that there are; on a host without GPUs 1.
+    teacher_parameters: 0 without a teacher.
     """
 
+    config: RunConfig
     shape: ModelShape
     device: Device
     num_devices: int
-    learner_ranks: int
-    samplers: int
-    tensor_parallel: int
-    colocate: bool | Literal["auto"]
-    one_node: bool
-    zero_stage: int
-    precision: str
-    adapter_rank: int | None
-    trainable: int
-    num_moments: int
-    reference: Reference
-    checkpointing: bool
-    token_budget: int
-    rows: Rows
-    mini_batches: int
-    prompts: int
-    group: int
-    prompt_limit: int
-    response_limit: int
-    full_responses: bool
-    max_length: int
-    sampler_item: int
-    memory_utilization: float
-    eager: bool
-    kv_bytes: int | None
-    max_num_seqs: int
-    async_depth: int
-    rule: RuleSettings
-    budget: BudgetConfig
-    observation_limit: int = 0
-    sampled: bool = True
     teacher_parameters: int = 0
-    automatic: frozenset[Automatic] = frozenset()
+
+    def updated(self, **sections: Mapping[str, Any]) -> Inputs:
+        """The same with other settings; see RunConfig.updated."""
+        return replace(self, config=self.config.updated(**sections))
 
     @property
     def on_gpu(self) -> bool:
@@ -218,45 +186,90 @@ class Inputs:
     @property
     def item(self) -> int:
         """Bytes of a parameter in the forward pass."""
-        return 2 if self.precision == "bf16" else 4
+        return 2 if self.config.learner.precision == "bf16" else 4
+
+    @property
+    def sampler_item(self) -> int:
+        """Bytes of a parameter in the sampler."""
+        return {"float32": 4, "bfloat16": 2}.get(self.config.rollout.dtype, self.item)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy samples the responses of a step."""
+        return self.config.rollout.source != "dataset"
+
+    @property
+    def group(self) -> int:
+        """Responses to a prompt."""
+        return self.config.rollout.samples_per_prompt if self.sampled else 1
 
     @property
     def sequences(self) -> int:
         """Samples of a step."""
-        return self.prompts * self.group
+        return self.config.rollout.prompts_per_step * self.group
+
+    @property
+    def prompt_limit(self) -> int:
+        """Most tokens of a prompt: what is set, or what the longest response leaves."""
+        left = self.config.model.max_length - self.config.rollout.max_new_tokens
+        return min(self.config.data.max_prompt_tokens, left - self.config.environment.observation_tokens)
+
+    @property
+    def rows(self) -> Rows:
+        """The layout of rows: what is set; for "auto" shared prompts on a CPU, on a GPU packed rows in bf16."""
+        learner = self.config.learner
+        if learner.packing != "auto":
+            return learner.packing
+        if not self.on_gpu:
+            return "shared"
+        dense = self.config.model.attention in ("sdpa", "eager")
+        return "packed" if learner.precision == "bf16" and not dense else "padded"
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether the backward pass recomputes activations."""
+        return self.config.model.recomputes_activations(self.shape.parameters)
+
+    @property
+    def trainable(self) -> int:
+        """Parameters that the optimizer moves."""
+        lora = self.config.learner.lora
+        return self.shape.adapter_parameters(lora.rank, lora.target_modules) if lora else self.shape.parameters
 
     @property
     def parameters(self) -> int:
         """Of the policy, adapters included."""
-        return self.shape.parameters + (self.trainable if self.adapter_rank else 0)
+        return self.shape.parameters + (self.trainable if self.config.learner.lora else 0)
+
+    @property
+    def num_moments(self) -> int:
+        """State tensors of the optimizer."""
+        optimizer = self.config.learner.optimizer
+        return 2 if optimizer.name == "adamw" else int(optimizer.momentum > 0)
 
     @property
     def reference_parameters(self) -> int:
-        """Of a reference that is a model of its own."""
-        return self.teacher_parameters or self.shape.parameters
+        """Of the teacher, or of the KL term's start policy; 0 without either."""
+        return self.teacher_parameters or (self.shape.parameters if self.config.learner.loss.kl_beta > 0 else 0)
 
     @property
     def shard(self) -> int:
         """Trainable parameters whose masters, gradients and moments a rank holds."""
-        return self.trainable if self.zero_stage == 0 else -(-self.trainable // self.learner_ranks)
-
-    @property
-    def sampler_devices(self) -> int:
-        return self.samplers * self.tensor_parallel
+        ranks = self.config.placement.learner_ranks if self.config.learner.zero_stage else 1
+        return -(-self.trainable // ranks)
 
     @property
     def shared(self) -> bool:
         """Whether learner ranks and samplers are on the same devices, one rank for each device of a sampler."""
         if not self.on_gpu:
             return True
-        possible = self.colocate is not False and self.one_node and self.learner_ranks == self.sampler_devices
-        return possible and (self.colocate is True or self.num_devices < self.learner_ranks + self.sampler_devices)
+        placement = self.config.placement
+        too_few = self.num_devices < placement.num_gpus(colocated=False)
+        return placement.can_colocate and (placement.colocate is True or too_few)
 
     @property
     def devices_needed(self) -> int:
-        if not self.on_gpu:
-            return 1
-        return self.learner_ranks + (0 if self.shared else self.sampler_devices)
+        return self.config.placement.num_gpus(colocated=self.shared) if self.on_gpu else 1
 
 
 def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices: int | None = None) -> Inputs:
@@ -265,76 +278,13 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
     Raises ConfigError for a `placement.tensor_parallel` that does not divide the model's heads.
     """
     config = config.without_idle_engines()
-    learner, rollout, placement = config.learner, config.rollout, config.placement
-    sampled = rollout.source != "dataset"
+    placement = config.placement
     uneven = uneven_split(shape.heads, shape.kv_heads, placement.tensor_parallel, repr(config.model.path))
     if uneven is not None:
         raise ConfigError(uneven)
-    on_gpu = device.kind == "gpu"
-    lora = learner.lora
-    optimizer = learner.optimizer
-    observed = config.environment.observation_tokens
-    reference: Reference = "none"
-    if config.teacher is not None:
-        reference = "whole"
-    elif learner.loss.kl_beta > 0:
-        reference = "adapter" if lora else "whole"
-    sampler_fp32 = rollout.dtype == "float32" or (rollout.dtype == "auto" and learner.precision == "fp32")
-    automatic: frozenset[Automatic] = frozenset()
-    if config.model.gradient_checkpointing == "auto":
-        automatic |= {"checkpointing"}
-    if learner.token_budget == "auto":
-        automatic |= {"token_budget"}
-    asked = placement.num_gpus(colocated=placement.can_colocate)
-    inputs = Inputs(
-        shape=shape,
-        device=device,
-        num_devices=(num_devices or asked) if on_gpu else 1,
-        learner_ranks=placement.learner_ranks,
-        samplers=placement.samplers,
-        tensor_parallel=placement.tensor_parallel,
-        colocate=placement.colocate,
-        one_node=placement.strategy == "pack",
-        zero_stage=learner.zero_stage,
-        precision=learner.precision,
-        adapter_rank=lora.rank if lora else None,
-        trainable=shape.adapter_parameters(lora.rank, lora.target_modules) if lora else shape.parameters,
-        num_moments=2 if optimizer.name == "adamw" else int(optimizer.momentum > 0),
-        reference=reference,
-        checkpointing=config.model.recomputes_activations(shape.parameters),
-        token_budget=learner.micro_batch_tokens,
-        rows=_rows(config, on_gpu),
-        mini_batches=learner.mini_batches,
-        prompts=rollout.prompts_per_step,
-        group=rollout.samples_per_prompt if sampled else 1,
-        prompt_limit=min(config.data.max_prompt_tokens, config.model.max_length - rollout.max_new_tokens - observed),
-        response_limit=rollout.max_new_tokens,
-        full_responses=rollout.ignore_eos,
-        max_length=config.model.max_length,
-        sampler_item=4 if sampler_fp32 else 2,
-        memory_utilization=rollout.memory_share(shared=True),
-        eager=rollout.eager(device.kind),
-        kv_bytes=None if on_gpu else rollout.cpu_kv_cache_gib * 2**30,
-        max_num_seqs=rollout.max_num_seqs,
-        async_depth=rollout.async_depth,
-        rule=learner.rule,
-        budget=config.budget,
-        observation_limit=observed,
-        sampled=sampled,
-        teacher_parameters=0 if config.teacher is None else read_shape(config.teacher.path).parameters,
-        automatic=automatic,
-    )
-    return replace(inputs, memory_utilization=rollout.memory_share(shared=inputs.shared))
-
-
-def _rows(config: RunConfig, on_gpu: bool) -> Rows:
-    """The layout of rows: what is set; for "auto" shared prompts on a CPU, on a GPU packed rows in bf16."""
-    if config.learner.packing != "auto":
-        return config.learner.packing
-    if not on_gpu:
-        return "shared"
-    dense = config.model.attention in ("sdpa", "eager")
-    return "packed" if config.learner.precision == "bf16" and not dense else "padded"
+    asked = num_devices or placement.num_gpus(colocated=placement.can_colocate)
+    teacher = 0 if config.teacher is None else read_shape(config.teacher.path).parameters
+    return Inputs(config, shape, device, asked if device.kind == "gpu" else 1, teacher)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,38 +312,38 @@ class Workload:
 
 def workload_of(inputs: Inputs, assumed: Assumptions) -> Workload:
     """The expected workload. Lengths are the limits times the assumed fractions."""
+    rollout, ranks = inputs.config.rollout, inputs.config.placement.learner_ranks
+    budget = inputs.config.learner.micro_batch_tokens
     prompt = max(1.0, inputs.prompt_limit * assumed.prompt_fraction)
-    response = max(1.0, inputs.response_limit * (1.0 if inputs.full_responses else assumed.response_fraction))
-    observation = inputs.observation_limit * assumed.response_fraction
+    response = max(1.0, rollout.max_new_tokens * (1.0 if rollout.ignore_eos else assumed.response_fraction))
+    observation = inputs.config.environment.observation_tokens * assumed.response_fraction
     whole = response + observation
-    per_row = _responses_per_row(inputs, prompt, whole) if inputs.rows == "shared" else 1
+    per_row = _responses_per_row(inputs.group, budget, prompt, whole) if inputs.rows == "shared" else 1
     width = prompt + per_row * whole
-    rows = inputs.prompts * -(-inputs.group // per_row)
+    rows = rollout.prompts_per_step * -(-inputs.group // per_row)
     tokens = rows * prompt + inputs.sequences * whole
-    ranks = inputs.learner_ranks
-    if inputs.rows == "packed":
-        micro = tokens / ranks / inputs.token_budget
-    else:
-        micro = rows / ranks / max(1, int(inputs.token_budget // width))
-    return Workload(prompt, response, observation, width, per_row, tokens, max(inputs.mini_batches, -int(-micro // 1)))
+    micro = tokens / ranks / budget if inputs.rows == "packed" else rows / ranks / max(1, int(budget // width))
+    micro_batches = max(inputs.config.learner.mini_batches, -int(-micro // 1))
+    return Workload(prompt, response, observation, width, per_row, tokens, micro_batches)
 
 
 def peak_tokens(inputs: Inputs, load: Workload) -> float:
     """Tokens of the largest micro-batch: the budget, or the longest sequence, or all there are."""
-    longest = min(inputs.max_length, inputs.prompt_limit + inputs.response_limit + inputs.observation_limit)
-    rows = max(1, int(inputs.token_budget // load.row_width))
-    filled = inputs.token_budget if inputs.rows == "packed" else rows * load.row_width
-    return min(max(filled, longest), load.learner_tokens / inputs.learner_ranks / inputs.mini_batches)
+    learner, budget = inputs.config.learner, inputs.config.learner.micro_batch_tokens
+    longest = inputs.prompt_limit + inputs.config.rollout.max_new_tokens + inputs.config.environment.observation_tokens
+    filled = budget if inputs.rows == "packed" else max(1, int(budget // load.row_width)) * load.row_width
+    ranks = inputs.config.placement.learner_ranks
+    return min(max(filled, longest), load.learner_tokens / ranks / learner.mini_batches)
 
 
-def _responses_per_row(inputs: Inputs, prompt: float, response: float) -> int:
-    """Responses that share a prompt's row, by the rule of algo.batch: as long as joining costs less than a new row."""
+def _responses_per_row(group: int, budget: int, prompt: float, response: float) -> int:
+    """Responses that share a prompt's row, by the rule of algo.packing: while joining costs less than a new row."""
     alone = prompt + response
     count, width = 1, alone
-    while count < inputs.group:
+    while count < group:
         joined = width + response
         cost = response + (joined**2 - width**2) / ATTENTION_BREAK_EVEN
-        if joined > inputs.token_budget or cost >= alone + alone**2 / ATTENTION_BREAK_EVEN:
+        if joined > budget or cost >= alone + alone**2 / ATTENTION_BREAK_EVEN:
             break
         count, width = count + 1, joined
     return count

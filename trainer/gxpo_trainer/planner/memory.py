@@ -45,14 +45,14 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
 
     publishes: whether it is rank 0, which on a host holds the weights that samplers read.
     """
-    shard = inputs.shard
-    weight_ranks = inputs.learner_ranks if inputs.zero_stage == 3 else 1
+    shard, learner = inputs.shard, inputs.config.learner
+    weight_ranks = inputs.config.placement.learner_ranks if learner.zero_stage == 3 else 1
     parts = {
         "weights": -(-inputs.parameters // weight_ranks) * inputs.item,
-        "fp32 masters": 4 * shard if inputs.zero_stage else 0,
+        "fp32 masters": 4 * shard if learner.zero_stage else 0,
         "gradients": gradient_bytes(inputs),
         "optimizer": 4 * inputs.num_moments * shard,
-        "rule buffers": 4 * inputs.rule.shard_buffers(inputs.num_moments) * shard,
+        "rule buffers": 4 * learner.rule.shard_buffers(inputs.num_moments) * shard,
         "reference": reference_bytes(inputs, load),
         "communication": communication_bytes(inputs),
         "activations": activation_bytes(inputs, peak_tokens(inputs, load)) + mask_bytes(inputs, load),
@@ -66,10 +66,10 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
 def released_parts(inputs: Inputs) -> frozenset[str]:
     """Parts that a learner on shared GPUs releases before the sampler's weights wake. DeepSpeed keeps buffers for the
     gradients of stage 3, and of stage 1 in bf16; the reference of stage 3 stays as well."""
-    released = {"activations", "logits", "rule buffers"}
-    if inputs.zero_stage < 3:
+    released, learner = {"activations", "logits", "rule buffers"}, inputs.config.learner
+    if learner.zero_stage < 3:
         released.add("reference")
-        if inputs.zero_stage != 1 or inputs.precision == "fp32":
+        if learner.zero_stage != 1 or learner.precision == "fp32":
             released.add("gradients")
     return frozenset(released)
 
@@ -79,38 +79,39 @@ def published_bytes(inputs: Inputs) -> int:
     as resident where the learner maps them."""
     if not inputs.on_gpu:
         return 2 * inputs.shape.parameters * inputs.sampler_item
-    sent = inputs.trainable if inputs.adapter_rank else inputs.shape.parameters
-    return 2 * min(WEIGHT_BUCKET_BYTES, sent * inputs.sampler_item)
+    return 2 * min(WEIGHT_BUCKET_BYTES, inputs.trainable * inputs.sampler_item)
 
 
 def gradient_bytes(inputs: Inputs) -> int:
     """Gradients of one rank at the end of a pass."""
-    if inputs.zero_stage == 1:
+    if inputs.config.learner.zero_stage == 1:
         # DeepSpeed partitions gradients after the last micro-batch; in bf16 it accumulates in a full fp32 buffer.
-        other = 2 * inputs.trainable if inputs.precision == "bf16" else 4 * inputs.shard
+        other = 2 * inputs.trainable if inputs.item == 2 else 4 * inputs.shard
         return 4 * inputs.trainable + other
     return 4 * inputs.shard
 
 
 def communication_bytes(inputs: Inputs) -> int:
     """Reduction buckets, and at stage 3 the parameters that are gathered at a time."""
-    bucket = min(max(inputs.trainable, 1024), GRADIENT_BUCKET)
-    if inputs.zero_stage == 0:
-        return 4 * min(inputs.trainable, 10 * GRADIENT_BUCKET) if inputs.learner_ranks > 1 else 0
+    bucket, stage = min(max(inputs.trainable, 1024), GRADIENT_BUCKET), inputs.config.learner.zero_stage
+    if stage == 0:
+        alone = inputs.config.placement.learner_ranks == 1
+        return 0 if alone else 4 * min(inputs.trainable, 10 * GRADIENT_BUCKET)
     buckets = 4 * bucket * (2 if inputs.on_gpu else 1)
-    if inputs.zero_stage < 3:
+    if stage < 3:
         return buckets
     return buckets + min(inputs.parameters, LIVE_PARAMETERS + bucket) * inputs.item
 
 
 def reference_bytes(inputs: Inputs, load: Workload) -> int:
-    """The teacher or the KL term's start policy: a part at stage 3; else whole on a CPU, and on a GPU during its
-    forward pass, when there are no activations of a backward pass."""
-    if inputs.reference != "whole":
+    """The teacher or the KL term's start policy, which under LoRA is the policy itself: a part at stage 3; else whole
+    on a CPU, and on a GPU during its forward pass, when there are no activations of a backward pass."""
+    learner = inputs.config.learner
+    if learner.lora and not inputs.teacher_parameters:
         return 0
     whole = inputs.reference_parameters * inputs.item
-    if inputs.zero_stage == 3:
-        return -(-inputs.reference_parameters // inputs.learner_ranks) * inputs.item
+    if learner.zero_stage == 3:
+        return -(-inputs.reference_parameters // inputs.config.placement.learner_ranks) * inputs.item
     return max(whole - activation_bytes(inputs, peak_tokens(inputs, load)), 0) if inputs.on_gpu else whole
 
 
@@ -146,7 +147,7 @@ def logits_bytes(inputs: Inputs, load: Workload) -> int:
     chunk = logits_chunk(inputs.device.memory_bytes if inputs.on_gpu else 0)
     # Over several chunks the gradient is summed in fp32, in bf16 beside the product that is added.
     gradient = inputs.item if elements <= chunk else 6 if inputs.item == 2 else 4
-    gradient *= inputs.adapter_rank is None
+    gradient *= inputs.config.learner.lora is None
     return int(4 * LOGITS_COPIES * min(elements, chunk)) + gradient * inputs.shape.embedding_parameters
 
 
@@ -174,20 +175,21 @@ class SamplerMemory:
 
 def sampler_memory(inputs: Inputs, load: Workload) -> SamplerMemory:
     """What a sampler's device holds while it samples. Samples of a prompt share the prompt's part of the cache."""
-    shape, item, tp = inputs.shape, inputs.sampler_item, inputs.tensor_parallel
+    shape, item = inputs.shape, inputs.sampler_item
+    rollout, tp = inputs.config.rollout, inputs.config.placement.tensor_parallel
     weights = -(-shape.parameters * item // tp)
     mlp = shape.intermediate * shape.active_experts // tp
-    logits = 4 * LOGITS_COPIES * inputs.max_num_seqs * shape.vocabulary
+    logits = 4 * LOGITS_COPIES * rollout.max_num_seqs * shape.vocabulary
     working = batched_tokens(inputs.device) * (4 * shape.hidden + 3 * mlp) * item + logits
     # KV heads are split over devices, and repeated where there are more devices than heads.
     token = shape.kv_bytes(item) // min(tp, shape.kv_heads)
-    graphs = GRAPHS if inputs.on_gpu and not inputs.eager else 0
-    kv = inputs.kv_bytes
-    if kv is None:
-        kv = int(inputs.memory_utilization * inputs.device.memory_bytes) - weights - working
+    graphs, kv = 0, rollout.cpu_kv_cache_gib * GIB
+    if inputs.on_gpu:
+        graphs = 0 if rollout.eager("gpu") else GRAPHS
+        kv = int(rollout.memory_share(shared=inputs.shared) * inputs.device.memory_bytes) - weights - working
     tokens = max(0, kv) // token
     mean = load.response + load.observation + load.prompt / inputs.group
-    return SamplerMemory(weights, working, graphs, kv, int(tokens / mean), tokens >= inputs.max_length)
+    return SamplerMemory(weights, working, graphs, kv, int(tokens / mean), tokens >= inputs.config.model.max_length)
 
 
 def batched_tokens(device: Device) -> int:

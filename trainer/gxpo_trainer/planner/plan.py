@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pydantic import BaseModel, Field, ValidationError
 
-from gxpo_trainer.config import RuleSettings
+from gxpo_trainer.config import LoraConfig, RuleSettings
 from gxpo_trainer.config.engines import TOKEN_BUDGET
 from gxpo_trainer.config.rules import compared_rules
-from gxpo_trainer.planner.devices import Assumptions, assumptions_for
-from gxpo_trainer.planner.inputs import Inputs, Reference, Workload, workload_of
+from gxpo_trainer.planner.devices import GIB, Assumptions, assumptions_for
+from gxpo_trainer.planner.inputs import Inputs, Workload, workload_of
 from gxpo_trainer.planner.memory import Parts, Phase, SamplerMemory, learner_parts, released_parts, sampler_memory
 from gxpo_trainer.planner.timing import PlannedSeconds, step_time
 
@@ -57,7 +57,8 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
     resident = True
     if not inputs.on_gpu:
         other = learner_parts(inputs, assumed, load, publishes=False)
-        kinds = ((learner, 1), (other, inputs.learner_ranks - 1), (sampling, inputs.samplers))
+        placement = inputs.config.placement
+        kinds = ((learner, 1), (other, placement.learner_ranks - 1), (sampling, placement.samplers))
         names = dict.fromkeys(name for parts, count in kinds if count for name in parts)
         total = {name: sum(count * parts.get(name, 0) for parts, count in kinds) for name in names}
         phases = (Phase("all processes", total, limit),)
@@ -77,11 +78,14 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
 def settled(inputs: Inputs, assumed: Assumptions) -> Inputs:
     """Inputs with what is automatic: activations are kept where they fit a GPU's memory with MARGIN to spare, in the
     largest micro-batch that does; otherwise recomputed. Unchanged where the device's memory is not known."""
-    if not inputs.automatic or not inputs.on_gpu or not inputs.device.memory_bytes:
+    recomputes, budget = inputs.config.model.gradient_checkpointing, inputs.config.learner.token_budget
+    if "auto" not in (recomputes, budget) or not inputs.on_gpu or not inputs.device.memory_bytes:
         return inputs
-    keeps = (False, True) if "checkpointing" in inputs.automatic else (inputs.checkpointing,)
-    budgets = TOKEN_BUDGETS if "token_budget" in inputs.automatic else (inputs.token_budget,)
-    choices = [replace(inputs, checkpointing=again, token_budget=tokens) for again in keeps for tokens in budgets]
+    choices = [
+        inputs.updated(model={"gradient_checkpointing": again}, learner={"token_budget": tokens})
+        for again in ((False, True) if recomputes == "auto" else (recomputes,))
+        for tokens in (TOKEN_BUDGETS if budget == "auto" else (budget,))
+    ]
     return next((choice for choice in choices if _fits_well(fit_of(choice, assumed))), choices[-1])
 
 
@@ -117,14 +121,14 @@ def _problem(inputs: Inputs, phases: tuple[Phase, ...], sampler: SamplerMemory) 
     if not sampler.longest_fits and (inputs.device.memory_bytes or not inputs.on_gpu):
         return (
             f"the sampler's KV cache has {gib(max(0, sampler.kv))} GiB, too little for one sequence of "
-            f"model.max_length = {inputs.max_length} tokens"
+            f"model.max_length = {inputs.config.model.max_length} tokens"
         )
     return None
 
 
 def gib(num_bytes: float) -> str:
     """GiB to one decimal."""
-    return f"{num_bytes / 2**30:.1f}"
+    return f"{num_bytes / GIB:.1f}"
 
 
 def advise(inputs: Inputs, assumed: Assumptions) -> str:
@@ -138,25 +142,27 @@ def advise(inputs: Inputs, assumed: Assumptions) -> str:
 
 def _changes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     """What to set, and the inputs with it: first what leaves the result as it is, then what changes what is trained."""
-    spare = inputs.num_devices - inputs.sampler_devices
-    if inputs.on_gpu and not inputs.shared and 1 <= spare <= inputs.prompts // inputs.mini_batches:
-        yield f"placement.learner_ranks = {spare}", replace(inputs, learner_ranks=spare)
-    if inputs.kv_bytes is not None:
-        size = -(-inputs.max_length * inputs.shape.kv_bytes(inputs.sampler_item) // 2**30)
-        yield f"rollout.cpu_kv_cache_gib = {size}", replace(inputs, kv_bytes=size * 2**30)
-    else:
+    placement, learner = inputs.config.placement, inputs.config.learner
+    spare = inputs.num_devices - placement.sampler_devices
+    most = inputs.config.rollout.prompts_per_step // learner.mini_batches
+    if inputs.on_gpu and not inputs.shared and 1 <= spare <= most:
+        yield f"placement.learner_ranks = {spare}", inputs.updated(placement={"learner_ranks": spare})
+    if inputs.on_gpu:
         for share in (0.6, 0.9, 0.3):
-            yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
-    yield "model.gradient_checkpointing = true", replace(inputs, checkpointing=True)
-    yield "learner.zero_stage = 3", replace(inputs, zero_stage=3)
+            text = f"rollout.gpu_memory_utilization = {share}"
+            yield text, inputs.updated(rollout={"gpu_memory_utilization": share})
+    else:
+        size = -(-inputs.config.model.max_length * inputs.shape.kv_bytes(inputs.sampler_item) // GIB)
+        yield f"rollout.cpu_kv_cache_gib = {size}", inputs.updated(rollout={"cpu_kv_cache_gib": size})
+    recomputed = {"gradient_checkpointing": True}
+    yield "model.gradient_checkpointing = true", inputs.updated(model=recomputed)
+    yield "learner.zero_stage = 3", inputs.updated(learner={"zero_stage": 3})
     for budget in (4096, 2048, 1024, 512):
-        if budget < inputs.token_budget:
+        if budget < learner.micro_batch_tokens:
             text = f"learner.zero_stage = 3, model.gradient_checkpointing = true and learner.token_budget = {budget}"
-            yield text, replace(inputs, zero_stage=3, checkpointing=True, token_budget=budget)
-    if inputs.adapter_rank is None:
-        count = inputs.shape.adapter_parameters(16, ("q_proj", "k_proj", "v_proj", "o_proj"))
-        reference: Reference = "none" if inputs.reference == "none" else "adapter"
-        yield "learner.lora.rank = 16", replace(inputs, adapter_rank=16, trainable=count, reference=reference)
+            yield text, inputs.updated(model=recomputed, learner={"zero_stage": 3, "token_budget": budget})
+    if learner.lora is None:
+        yield "learner.lora.rank = 16", inputs.updated(learner={"lora": LoraConfig(rank=16)})
 
 
 class PlannedRule(BaseModel):
@@ -183,10 +189,6 @@ class Plan:
     advice: str | None
     rules: tuple[PlannedRule, ...]
 
-    @property
-    def fits(self) -> bool:
-        return self.fit.fits
-
 
 def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
     """The plan of a run. assumed: None for the defaults of its kind of device."""
@@ -194,7 +196,7 @@ def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
     inputs = settled(inputs, assumed)
     load = workload_of(inputs, assumed)
     fit = fit_of(inputs, assumed)
-    own = inputs.rule
+    own = inputs.config.learner.rule
     rules: list[RuleSettings] = []
     for kind in compared_rules():
         with suppress(ValidationError):
@@ -219,12 +221,12 @@ def _rule_plan(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleS
         "hours": seconds.step / 3600,
         "tokens": inputs.sequences * load.response,
     }
-    bound = min(limit / used[name] for name, limit in inputs.budget.bounds.items())
+    bound = min(limit / used[name] for name, limit in inputs.config.budget.bounds.items())
     steps = max(1, math.ceil(bound - 1e-9)) if math.isfinite(bound) else None
     hours = None if steps is None else steps * seconds.step / 3600
     return PlannedRule(
         label=rule.label_of(rule.model_dump()),
-        own=rule is inputs.rule,
+        own=rule is inputs.config.learner.rule,
         backward_passes_per_step=per_step,
         seconds=seconds,
         steps=steps,

@@ -50,7 +50,7 @@ def view_of(plan: Plan) -> PlanView:
         devices_needed=inputs.devices_needed,
         shared_devices=inputs.shared,
         resident=plan.fit.resident,
-        fits=plan.fits,
+        fits=plan.fit.fits,
         advice=plan.advice,
         memory=[
             PlannedPhase(
@@ -72,7 +72,7 @@ def to_text(plan: Plan, name: str) -> str:
     """The plan for a terminal."""
     inputs = plan.inputs
     count = f"{inputs.num_devices} × {inputs.device.name}" if inputs.on_gpu else "this host (cpu)"
-    lines = [f"{name} on {count}: {'fits' if plan.fits else 'does not fit'}"]
+    lines = [f"{name} on {count}: {'fits' if plan.fit.fits else 'does not fit'}"]
     lines += [f"{plan.advice[0].upper()}{plan.advice[1:]}."] if plan.advice else []
     for phase in plan.fit.phases:
         limit = f" of {gib(phase.limit)} GiB" if phase.limit else ""
@@ -105,14 +105,15 @@ def assumption_lines(plan: Plan) -> list[str]:
     """What the plan assumes, one sentence a line."""
     inputs, load, assumed = plan.inputs, plan.load, plan.assumed
     shape, device = inputs.shape, inputs.device
+    learner, placement = inputs.config.learner, inputs.config.placement
     memory = f"{device.memory_bytes / GIB:.1f} GiB" if device.memory_bytes else "memory not known"
     return [
         f"model: {shape.parameters:,} parameters, {inputs.trainable:,} trainable",
-        f"device: {device.name}, {memory}, {device.flops(inputs.precision) / 1e12:g} TFLOP/s in {inputs.precision}, "
+        f"device: {device.name}, {memory}, {device.flops(learner.precision) / 1e12:g} TFLOP/s in {learner.precision}, "
         f"{device.memory_bandwidth / 1e9:g} GB/s",
-        f"placement: {inputs.learner_ranks} learner ranks at ZeRO stage {inputs.zero_stage}, "
-        f"{inputs.samplers} samplers, tensor_parallel {inputs.tensor_parallel}",
-        f"micro-batches of {inputs.token_budget:,} tokens, activations "
+        f"placement: {placement.learner_ranks} learner ranks at ZeRO stage {learner.zero_stage}, "
+        f"{placement.samplers} samplers, tensor_parallel {placement.tensor_parallel}",
+        f"micro-batches of {learner.micro_batch_tokens:,} tokens, activations "
         f"{'recomputed' if inputs.checkpointing else 'kept'}",
         f"lengths: mean prompt {load.prompt:.0f}, response {load.response:.0f} and environment {load.observation:.0f} "
         "tokens",

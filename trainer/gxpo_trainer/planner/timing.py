@@ -40,9 +40,7 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
     """Expected seconds of a step under a rule, with its look-ahead on."""
     passes = rule.passes_per_step(gate_open=True)
     # A forward pass alone: the reference, or log π_old of several mini-batches.
-    forwards: float = inputs.mini_batches > 1
-    if inputs.reference != "none":
-        forwards += inputs.reference_parameters / inputs.shape.parameters
+    forwards = (inputs.config.learner.mini_batches > 1) + inputs.reference_parameters / inputs.shape.parameters
     # An optimizer step reads parameters, gradient and moments, and writes parameters and moments; two passes over the
     # gradient for its norm and clipping, one over all for the norm of the update.
     optimizer = _memory_seconds(inputs, 4 * inputs.shard * (8 + 3 * inputs.num_moments))
@@ -53,7 +51,7 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
     look_ahead = _memory_seconds(inputs, 4 * inputs.shard * (3 * buffers + 3)) if buffers else 0.0
     sampling = sampling_seconds(inputs, assumed, load) if inputs.sampled else 0.0
     update, other = learner + look_ahead, assumed.fixed_s * (3 if inputs.sampled else 1)
-    overlapped = min(sampling, update) if inputs.async_depth > 0 and not inputs.shared else 0.0
+    overlapped = min(sampling, update) if inputs.config.rollout.async_depth > 0 and not inputs.shared else 0.0
     return PlannedSeconds(sampling, learner, look_ahead, other, overlapped, sampling + update + other - overlapped)
 
 
@@ -70,38 +68,39 @@ def pass_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
     A backward pass costs twice the forward pass, with an adapter once (no gradients of the frozen weights).
     Checkpointing runs the forward pass again.
     """
-    backward = (1 if inputs.adapter_rank else 2) + inputs.checkpointing
+    backward = (1 if inputs.config.learner.lora else 2) + inputs.checkpointing
     flops = forward_flops(inputs, load) * (1 + backward)
     return _compute_seconds(inputs, assumed, flops) + load.micro_batches * assumed.micro_batch_s
 
 
 def _compute_seconds(inputs: Inputs, assumed: Assumptions, flops: float) -> float:
     """Time of `flops` on all ranks together."""
-    speed = inputs.device.flops(inputs.precision) * (inputs.learner_ranks if inputs.on_gpu else 1)
+    ranks = inputs.config.placement.learner_ranks if inputs.on_gpu else 1
+    speed = inputs.device.flops(inputs.config.learner.precision) * ranks
     return flops / speed / assumed.utilization
 
 
 def sampling_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
     """All samples of a step by all samplers; a host's cores are shared between them."""
-    shape = inputs.shape
-    speed = (inputs.tensor_parallel if inputs.on_gpu else 1 / inputs.samplers) * assumed.sampling_efficiency
+    shape, rollout, placement = inputs.shape, inputs.config.rollout, inputs.config.placement
+    speed = (placement.tensor_parallel if inputs.on_gpu else 1 / placement.samplers) * assumed.sampling_efficiency
     precision = "bf16" if inputs.sampler_item == 2 else "fp32"
     flops, bandwidth = inputs.device.flops(precision) * speed, inputs.device.memory_bandwidth * speed
-    sequences = inputs.sequences / inputs.samplers
+    sequences = inputs.sequences / placement.samplers
     tokens = sequences * load.response
-    at_once = max(1, min(sequences, inputs.max_num_seqs, sampler_memory(inputs, load).sequences))
-    steps = max(load.response if inputs.full_responses else inputs.response_limit, tokens / at_once)
+    at_once = max(1, min(sequences, rollout.max_num_seqs, sampler_memory(inputs, load).sequences))
+    steps = max(load.response if rollout.ignore_eos else rollout.max_new_tokens, tokens / at_once)
     running = tokens / steps
     active = shape.backbone_flops + shape.head_flops
     read = shape.parameters * inputs.sampler_item + running * load.context * shape.kv_bytes(inputs.sampler_item)
     computed = running * (active + shape.attention_flops(load.context))
     step = assumed.decode_step_s + max(read / bandwidth, computed / flops) + running * assumed.token_s
     # Prompts, and what environments wrote, are read without decoding steps.
-    prefilled = inputs.prompts / inputs.samplers * load.prompt + sequences * load.observation
+    prefilled = rollout.prompts_per_step / placement.samplers * load.prompt + sequences * load.observation
     return steps * step + prefilled * (shape.backbone_flops + shape.attention_flops(load.prompt / 2)) / flops
 
 
 def _memory_seconds(inputs: Inputs, num_bytes: float) -> float:
     # The ranks of a host share its memory.
-    share = 1 if inputs.on_gpu else inputs.learner_ranks
+    share = 1 if inputs.on_gpu else inputs.config.placement.learner_ranks
     return num_bytes * share / inputs.device.memory_bandwidth

@@ -84,7 +84,7 @@ class GXPO(GatedLookAhead):
         learner.optimizer_step()
         if predictor.holds_point:
             self.buffers.probe = snapshot(learner.parameters(), self.buffers.probe)
-        if predictor.num_probes == 2:
+        if self.settings.probes == 2:
             passes.append(learner.backward())
             if not passes[-1].finite:  # the live parameters are θ¹ already
                 return self._report(learner, passes, theta0, {})
@@ -119,9 +119,9 @@ class GXPO(GatedLookAhead):
         if self.settings.probe_state == "rollback":
             for name, shards in state.moments().items():
                 snapshot(self.buffers.moments[name], shards)
-            state.set_step(state.step - predictor.num_probes)
+            state.set_step(state.step - self.settings.probes)
         elif self.settings.probe_state == "fast_forward":
-            state.set_step(state.step + self.settings.k - predictor.num_probes)
+            state.set_step(state.step + self.settings.k - self.settings.probes)
         return metrics | predictor.metrics(sums)
 
     def _return_to_first_probe(self, learner: RuleLearner, theta0: list[Tensor]) -> None:

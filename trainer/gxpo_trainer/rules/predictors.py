@@ -151,16 +151,15 @@ class Buffers:
 class Predictor:
     """The paper's predictor, by gradients: r = g¹/g⁰. The others differ in what the class attributes and methods say.
 
-    num_probes: passes before the extrapolation. holds_gradient, holds_point: whether `Buffers.probe` is g⁰ or θ¹.
+    holds_gradient, holds_point: whether `Buffers.probe` is g⁰ or θ¹; with one probe neither.
     """
 
-    num_probes: ClassVar[int] = 2
-    holds_gradient: ClassVar[bool] = True
     holds_point: ClassVar[bool] = False
     _has_scale: ClassVar[bool] = True
 
     def __init__(self, settings: GxpoRule) -> None:
         self.settings = settings
+        self.holds_gradient = settings.probes == 2 and not self.holds_point
 
     def extrapolate(
         self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
@@ -177,7 +176,7 @@ class Predictor:
         """`gxpo/…` from the sums: retention and scale over active coordinates, the clamped r as used."""
         active = sums["active"]
         out: Metrics = {"gxpo/inactive_fraction": 1 - active / sums["count"]}
-        if self.num_probes == 1:
+        if self.settings.probes == 1:
             return out
         if sums["probed_square"] > 0:
             out["gxpo/displacement_ratio"] = math.sqrt(sums["ahead_square"] / sums["probed_square"])
@@ -199,7 +198,6 @@ class Predictor:
 class DisplacementPredictor(Predictor):
     """By the steps that the optimizer took: r = d¹/d⁰."""
 
-    holds_gradient = False
     holds_point = True
 
     def extrapolate(
@@ -218,7 +216,7 @@ class DisplacementPredictor(Predictor):
 
 
 class ReplayPredictor(Predictor):
-    """By the optimizer's own recurrence on virtual gradients, with two probes."""
+    """By the optimizer's own recurrence on virtual gradients; with one probe all of them are g⁰."""
 
     _has_scale = False
 
@@ -231,21 +229,13 @@ class ReplayPredictor(Predictor):
         moments = [state.moments()[name] for name in recurrence.moment_names]
         keep_moments = self.settings.probe_state == "fast_forward" and not trial
         shards = [theta, buffers.theta0, *probes, *moments]
-        numbers = [plan, recurrence, state.step, keep_moments, self.num_probes]
+        numbers = [plan, recurrence, state.step, keep_moments, self.settings.probes]
         return _run_over_shards(learner, extrapolate_by_replay, numbers, shards)
 
 
-class ConstantReplayPredictor(ReplayPredictor):
-    """By the optimizer's recurrence on the one gradient g⁰."""
-
-    num_probes = 1
-    holds_gradient = False
-
-
 def make_predictor(settings: GxpoRule) -> Predictor:
-    if settings.predictor == "replay":
-        return (ConstantReplayPredictor if settings.probes == 1 else ReplayPredictor)(settings)
-    return (DisplacementPredictor if settings.predictor == "displacement" else Predictor)(settings)
+    kinds = {"gradient": Predictor, "displacement": DisplacementPredictor, "replay": ReplayPredictor}
+    return kinds[settings.predictor](settings)
 
 
 def activity_threshold(settings: GxpoRule, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:

@@ -239,9 +239,8 @@ class Fit:
         """The run's settings with these two."""
         if self.recomputes is None or self.token_budget is None:
             return config
-        model = config.model.model_copy(update={"gradient_checkpointing": self.recomputes})
-        learner = config.learner.model_copy(update={"token_budget": self.token_budget})
-        return config.model_copy(update={"model": model, "learner": learner})
+        model, learner = {"gradient_checkpointing": self.recomputes}, {"token_budget": self.token_budget}
+        return config.updated(model=model, learner=learner)
 
 
 def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, float]) -> Fit:
@@ -267,7 +266,7 @@ def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, 
     return Fit(
         resident=all(plan.fit.resident for plan in plans),
         recomputes=any(plan.inputs.checkpointing for plan in plans),
-        token_budget=min(plan.inputs.token_budget for plan in plans),
+        token_budget=min(plan.inputs.config.learner.micro_batch_tokens for plan in plans),
     )
 
 

@@ -147,9 +147,6 @@ class ObjectStorePublisher(Publisher):
         super().__init__(torch.device("cpu"))
         self._references: list[Any] = []
 
-    def close(self) -> None:
-        self._references, self._buffers = [], []
-
     def _location(self, num_bytes: int) -> list[Any]:
         import ray
 
@@ -260,9 +257,6 @@ class BroadcastPublisher(Publisher):
     def send(self, bucket: WeightBucket) -> None:
         assert self._group is not None, "join the broadcast group before the first bucket"
         self._group.broadcast(self.buffer(bucket))
-
-    def close(self) -> None:
-        self._group = None
 
     def _location(self, num_bytes: int) -> None:
         return None

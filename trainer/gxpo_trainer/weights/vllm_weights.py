@@ -87,15 +87,11 @@ Published = Sequence[tuple[TensorEntry, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Readback:
-    """This worker's part of one tensor as the model uses it.
-
-    location: where it was read, for messages. packed: it was read from a packed copy, which turns -0.0 into +0.0.
-    """
+    """This worker's part of one tensor as the model uses it. location: where it was read, for messages."""
 
     slot: Slot
     location: str
     tensor: torch.Tensor
-    packed: bool
 
 
 class VllmWeights:
@@ -163,14 +159,13 @@ class VllmWeights:
                 if key not in fused:
                     fused[key] = self._read(slot.module, slot.attribute)
                 location = f"{slot.path}.{slot.attribute}[{slot.start}:{slot.stop}]"
-                packed = self._uses_packed_copy(slot.module, slot.attribute)
                 rows = fused[key][slot.start : slot.stop] if fused[key].ndim else fused[key]
-                yield Readback(slot, location, rows, packed)
+                yield Readback(slot, location, rows)
             for path, head in self._tied_heads:
                 slot = next(s for s in self.slots.values() if getattr(s.module, s.attribute) is head.weight)
                 if hasattr(head, "cpu_linear"):
                     rows = self._read(head, "weight")[slot.start : slot.stop]
-                    yield Readback(slot, f"{path} (packed copy)", rows, True)
+                    yield Readback(slot, f"{path} (packed copy)", rows)
 
     def _load_in_place(self, published: Published) -> None:
         given: dict[str, int] = {}

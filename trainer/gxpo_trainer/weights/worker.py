@@ -152,8 +152,7 @@ class WeightReceiver:
 def _rows(read: Readback, expected: _Expected) -> torch.Tensor:
     """The read rows in the published dtype. A kernel may keep a bias in a wider type (AMX), which converts exactly."""
     tensor = read.tensor[expected.at : expected.at + expected.num_rows] if read.tensor.ndim else read.tensor
-    tensor = tensor.to(expected.entry.dtype)
-    return tensor if read.packed else without_signed_zeros(tensor)
+    return without_signed_zeros(tensor.to(expected.entry.dtype))
 
 
 def _mismatch(expected: _Expected, tensor: torch.Tensor, read: Readback, published: Published) -> str:
