@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -143,33 +142,34 @@ def _visible(x: str) -> Json:
 
 
 def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
-    """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals; `whole`: also
-    what is not visible. Otherwise the service smooths it over all steps as the visitor chose."""
+    """The series of one run."""
+    return live_series_of({run: client().run(run)}, x, names, joined=joined, whole=whole)[run]
+
+
+def live_series_of(
+    runs: Mapping[str, Json], x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False
+) -> dict[str, LiveSeries]:
+    """This session's series of runs (id → view), refreshed; complete ones of ended runs are not requested again.
+
+    joined: with the same steps for all names, and totals. whole: also what is not visible. Otherwise the service
+    smooths them over all steps as the visitor chose. Raises ServiceUnavailable for a series without any data.
+    """
+    # A series has up to twice as many points before it is thinned.
+    most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
     part = {} if whole else _visible(x)
     if not (whole or joined):
         part["smoothing"] = permalinks.smoothing() or None
-    series = _stored((run, x, names, joined, *part.values()), LiveSeries(joined=joined))
-    service = client()
+    # One that was fetched before its run ended may lack the last rows.
+    ended = {run: view["state"] in TERMINAL for run, view in runs.items()}
+    about = (x, names, most, joined, *part.values())
+    series = {run: _stored((run, ended[run], *about), LiveSeries(most, joined=joined)) for run in runs}
+    due = {run: live for run, live in series.items() if live.revision is None or not ended[run]}
+    service, more = client(), {"joined": joined or None, **part}
     try:
-        more = {"joined": joined or None, **part}
-        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, MAX_POINTS, **more)})
-    except ServiceUnavailable:
-        if series.revision is None:
-            raise
-    return series
-
-
-def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
-    """The same for several runs (id → view); complete series of ended runs are not requested again."""
-    # A series has up to twice as many points before it is thinned.
-    most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
-    more = {"smoothing": permalinks.smoothing() or None, **_visible(x)}
-    series = {run: _stored((run, x, names, most, *more.values()), LiveSeries(most)) for run in runs}
-    service = client()
-    complete = {run: view["progress"]["steps"] if view["state"] in TERMINAL else math.inf for run, view in runs.items()}
-    due = {run: live for run, live in series.items() if live.revision is None or live.last_step < complete[run]}
-    with suppress(ServiceUnavailable):
         refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, **more))
+    except ServiceUnavailable:
+        if any(live.revision is None for live in due.values()):
+            raise
     return series
 
 
