@@ -8,7 +8,7 @@ again. No step occurs twice, and none of an abandoned history.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,17 @@ from gxpo_trainer.jsonl import Row, decode_number, read_lines
 METRICS, SAMPLES, EVALUATIONS, EVENTS = "metrics.jsonl", "samples.jsonl", "evaluations.jsonl", "events.jsonl"
 TIMELINE = "timeline.jsonl"
 IDENTITY, CONFIG = "run.json", "config.toml"
+
+
+def lines_from(path: Path, begin: int) -> Iterator[tuple[bytes, int]]:
+    """Whole lines from a byte on, without newlines, each with the byte after it. A missing file has none."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(begin)
+        while (line := file.readline()).endswith(b"\n"):
+            begin += len(line)
+            yield line[:-1], begin
 
 
 def read_metrics(out_dir: Path) -> list[Row]:

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -35,7 +36,7 @@ import httpx
 from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set, wait_random_exponential
 
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES
+from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, lines_from
 
 ControlRequest = Literal["pause", "cancel"]
 PREPARING = "preparing"
@@ -260,7 +261,7 @@ def _offsets(answer: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 class LineTail:
-    """A growing file of lines that can be read from any line. Unterminated lines are ignored; so is a missing file."""
+    """A growing file of lines that can be read from any line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -272,34 +273,22 @@ class LineTail:
         """Go to a line, or past the last whole line if the file is shorter."""
         if line < self.line:
             self.line = self._begin = 0
-        if line > self.line and self._has_more():
-            with self.path.open("rb") as file:
-                file.seek(self._begin)
-                while self.line < line and (text := file.readline()).endswith(b"\n"):
-                    self.line += 1
-                    self._begin += len(text)
+        for _, end in islice(lines_from(self.path, self._begin), line - self.line):
+            self.line, self._begin = self.line + 1, end
 
     def peek(self, max_lines: int, max_bytes: int, *, at_least_one: bool) -> list[bytes]:
-        """The next lines without newlines, without moving. at_least_one: return one line even above `max_bytes`.
-
-        They are on disk: after a power cut the file must not hold fewer lines than the service received.
-        """
-        if max_lines < 1 or not self._has_more():
-            return []
+        """The next lines without newlines, without moving. at_least_one: return one line even above `max_bytes`."""
         lines: list[bytes] = []
         size = 0
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
-            file.seek(self._begin)
-            while len(lines) < max_lines and (line := file.readline()).endswith(b"\n"):
-                size += len(line)
-                if size > max_bytes and (lines or not at_least_one):
-                    break
-                lines.append(line[:-1])
+        for line, _ in islice(lines_from(self.path, self._begin), max_lines):
+            size += len(line)
+            if size > max_bytes and (lines or not at_least_one):
+                break
+            lines.append(line)
+        if lines:  # after a power cut the file must not hold fewer lines than the service received
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
         return lines
-
-    def _has_more(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size > self._begin
 
 
 @dataclass(frozen=True, slots=True)
