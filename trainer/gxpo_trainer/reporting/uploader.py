@@ -2,17 +2,11 @@
 
 A background thread makes the calls, so training never blocks on the service. The thread retries while the service is
 unavailable and continues from the lines that the service has. Responses carry pause and cancel requests. `BatchQueue`
-is the part without HTTP, clocks and threads; a batch is
-
-    {"attempt": launch number, "batch": 1, 2, 3, … in this launch, null for a heartbeat,
-     "phase": what the launch is doing, in heartbeats,
-     "offsets": {kind: lines of the file before this batch's rows},
-     "metrics": [rows], "samples": [rows], "evaluations": [rows], "events": [rows],
-     "identity": run.json or null, "outcome": outcome.json or null}
+is the part without HTTP, clocks and threads.
 
 Rows are the lines as stored on disk, but that NUL and lone surrogates, which databases cannot store, are U+FFFD. A
 null row replaces a line that the service rejected or that is not a JSON object; it counts as a line.
-docs/service-protocol.md describes the protocol.
+docs/service-protocol.md describes the protocol and the parts of a batch.
 """
 
 from __future__ import annotations
@@ -295,14 +289,13 @@ class LineTail:
 class Batch:
     """One numbered call.
 
-    rows: (kind, line number from 0) of each row, empty for an identity or an outcome. version: of the identity, to
-    detect changes.
+    rows: (kind, line number from 0) of each row, empty for an identity or an outcome. identity: to detect changes.
     """
 
     content: Literal["rows", "identity", "outcome"]
     body: bytes
     rows: tuple[tuple[str, int], ...] = ()
-    version: object = None
+    identity: bytes = b""
 
 
 class BatchQueue:
@@ -321,7 +314,7 @@ class BatchQueue:
         self._current: Batch | None = None
         self._max_rows = MAX_ROWS * len(FILES)
         self._skipped: set[tuple[str, int]] = set()
-        self._identity_version: object = None
+        self._sent_identity = b""
         self._outcome: Mapping[str, Any] | None = None
         self._num_rejections = 0
         self.following = False
@@ -388,7 +381,7 @@ class BatchQueue:
     def _forget(self, batch: Batch) -> None:
         """Send an identity or outcome no more: the service has it, or rejects it."""
         if batch.content == "identity":
-            self._identity_version = batch.version
+            self._sent_identity = batch.identity
         elif batch.content == "outcome":
             self._outcome = None
 
@@ -399,16 +392,10 @@ class BatchQueue:
 
     def _identity(self) -> Batch | None:
         path = self._out_dir / IDENTITY
-        if not path.exists():
+        content = path.read_bytes() if path.exists() else b""
+        if content == self._sent_identity or not _is_object(content):
             return None
-        status = path.stat()
-        version = (status.st_ino, status.st_mtime_ns, status.st_size)
-        if version == self._identity_version:
-            return None
-        content = path.read_bytes()
-        if not _is_object(content):
-            return None
-        return Batch("identity", self.body(self._number, identity=content), version=version)
+        return Batch("identity", self.body(self._number, identity=content), identity=content)
 
     def _rows(self) -> Batch | None:
         lines: dict[str, list[bytes]] = {}
