@@ -68,8 +68,10 @@ def enter() -> bool:
             return False
         try:
             st.session_state["me"] = client().send("GET", "/tokens/me")
-        except ServiceUnavailable as error:
-            _first_contact(str(error))
+        except ServiceUnavailable:
+            st.title("The service is not responding")
+            st.write("To start the service and this dashboard on one machine, run `gxpo up`.")
+            _watch()
             return False
         except NotSignedIn:
             st.session_state.pop("token", None)
@@ -203,9 +205,9 @@ def _watch() -> None:
             st.toast("The service is not responding.", icon=":material/cloud_off:", duration="long")
         since = st.session_state.setdefault("away_since", time.time())
         seconds = max(0, round(time.time() - since))
+        shown = "You see the last known data. " if "me" in st.session_state else ""
         st.warning(
-            f"The service at {plain(service_url())} has not responded for {seconds} s. You see the last known data. "
-            "Retrying automatically.",
+            f"The service at {plain(service_url())} has not responded for {seconds} s. {shown}Retrying automatically.",
             icon=":material/cloud_off:",
         )
     except NotSignedIn:
@@ -215,23 +217,10 @@ def _watch() -> None:
         st.warning(plain(str(error)))
     else:
         st.session_state.pop("away_since", None)
-        cache: ResponseCache | None = st.session_state.get("cache")
-        if cache is not None and cache.offline:
+        cache: ResponseCache = st.session_state.setdefault("cache", ResponseCache())
+        if cache.offline or "me" not in st.session_state:
             cache.offline = False
             st.rerun()
-
-
-@st.fragment(run_every=RETRY_S)
-def _first_contact(reason: str) -> None:
-    try:
-        client().send("GET", "/tokens/me")
-    except ServiceUnavailable:
-        pass
-    else:
-        st.rerun()
-    st.title("The service is not responding")
-    st.warning(f"{plain(reason)}. Retrying every {RETRY_S:.0f} s.", icon=":material/cloud_off:")
-    st.write("To start the service and this dashboard on one machine, run `gxpo up`.")
 
 
 def _sign_in(complaint: str = "") -> None:

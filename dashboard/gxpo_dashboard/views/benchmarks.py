@@ -45,7 +45,7 @@ def show() -> None:
         with header:
             x = axis("over", "backward_passes", COMPARED_AXES)
             with st.popover("Settings", icon=":material/tune:"):
-                metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
+                metric = permalinks.select("Score", "score", metrics, metrics[0])
                 models = {"": "none"} | {model: model for model in published["model"]}
                 model = permalinks.select("Published results", "published", models, "")
         published = published[published["model"] == model]
