@@ -56,7 +56,6 @@ def is_up(url: str, timeout_s: float) -> bool:
 PREFIX = "/api/v1"
 PAGE = 200
 FRESH_S = 1.0
-_MOST_ACTED_ON = 500
 _DOWNLOAD_S = 600.0
 Json = dict[str, Any]
 K = TypeVar("K")
@@ -241,10 +240,9 @@ class Client:
         return self.send("PATCH", "/runs", run, json=changes)
 
     def act_on_all(self, runs: Sequence[str], action: str) -> list[Json]:
-        """`cancel`, `pause`, `resume`, `archive`, `unarchive` or `delete`; per run {"run", "state", "problem"}."""
-        parts = [list(runs[start : start + _MOST_ACTED_ON]) for start in range(0, len(runs), _MOST_ACTED_ON)]
-        bodies = [{"action": action, "runs": part} for part in parts]
-        return [item for body in bodies for item in self.post("/runs/actions", body=body)["items"]]
+        """`cancel`, `pause`, `resume`, `archive`, `unarchive` or `delete` of at most 500 runs; per run {"run", "state",
+        "problem"}."""
+        return list(self.post("/runs/actions", body={"action": action, "runs": list(runs)})["items"])
 
     def submit(self, body: Json, key: str | None = None, *, to: str = "/runs") -> Json:
         """Submit a run, a sweep (to="/sweeps") or a study ("/studies"); the same `key` and body submit it once."""

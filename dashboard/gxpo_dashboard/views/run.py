@@ -14,6 +14,7 @@ from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.scores import accuracy_chart, sorted_scores
 from gxpo_dashboard.labels import REASONS, TERMINAL, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
@@ -131,21 +132,16 @@ def _figures(run: Json, fraction: float) -> list[str]:
     return words
 
 
-def rule_settings(run: Json) -> Json:
-    """The settings of the update rule in a run's config."""
-    return (run["config"].get("learner") or {}).get("rule") or {}
-
-
 def _overview(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
     series = visitor.live_series(run_id, x, OVERVIEW).points
-    settings = rule_settings(run)
+    settings = forms.get(run["config"], "learner.rule") or {}
     evaluations = visitor.client().evaluations(run_id)
     if not any(series.values()) and not evaluations:
         records.none(run_id, "data")
         return
     scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
-    supervised = (run["config"].get("rollout") or {}).get("source") == "dataset"
+    supervised = forms.get(run["config"], "rollout.source") == "dataset"
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
@@ -174,7 +170,7 @@ def _grid(charts: list[Chart], run: Json) -> None:
 
 def _gate(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
-    settings = rule_settings(run)
+    settings = forms.get(run["config"], "learner.rule") or {}
     rule: Rule = visitor.rules().of(settings)
     series = visitor.live_series(run_id, x, OVERVIEW).points
     if rule.watched is None:
@@ -192,7 +188,8 @@ def _budget(run: Json, series: Series, x: str) -> Chart:
     if x != "step" or permalinks.span(x) is not None:
         series = visitor.live_series(run["id"], "step", (*steps.PASSES, "gate/active"), whole=True).points
     bound = run["progress"].get("backward_passes_budget")
-    return steps.budget_chart(series, rule_settings(run), number(bound) if bound else None, visitor.rules())
+    settings = forms.get(run["config"], "learner.rule") or {}
+    return steps.budget_chart(series, settings, number(bound) if bound else None, visitor.rules())
 
 
 def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:
