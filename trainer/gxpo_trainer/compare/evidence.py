@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gxpo_client.formats import NONE, duration, percent, signed
+from gxpo_client.formats import NONE, duration, number_of, percent, signed
 from gxpo_trainer.compare.curves import Axis
 from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.intervals import ALPHA, Interval, holm, p_of_mean
@@ -206,8 +206,7 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
         missing.append(f"seeds shared with the baseline ({fewest} of at least {MIN_SEEDS})")
     for group in candidates:
         if group.num_paired >= MIN_SEEDS and group.num_reached < group.num_paired:
-            unreached = group.num_paired - group.num_reached
-            seeds = "1 seed" if unreached == 1 else f"{unreached} seeds"
+            seeds = number_of(group.num_paired - group.num_reached, "seed")
             missing.append(f"longer runs of {group.name} ({seeds} did not reach the target)")
     for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:

@@ -53,9 +53,6 @@ def read_evaluations(out_dir: Path) -> list[Row]:
     rows = list(read_lines(out_dir / EVALUATIONS))
     for row in rows:
         row["scores"] = {name: decode_number(value) for name, value in row["scores"].items()}
-        for name in ("backward_passes_total", "training_s", "tokens_total"):
-            if isinstance(row.get(name), str):
-                row[name] = decode_number(row[name])
     return _merged(rows, read_lines(out_dir / METRICS), key=lambda row: (row["step"], row["benchmark"]))
 
 
