@@ -140,7 +140,7 @@ def _overview(run_id: str, x: str) -> None:
     if not any(series.values()) and not evaluations:
         records.none(run_id, "data")
         return
-    scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
+    scores = accuracy_chart(evaluations, "pass@1", x)
     supervised = forms.get(run["config"], "rollout.source") == "dataset"
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     charts += base.metric_charts([curves.WARM_START], series, x)
@@ -149,16 +149,8 @@ def _overview(run_id: str, x: str) -> None:
     charts.append(_budget(run, series, x))
     metrics = sorted_scores(name for record in evaluations for name in record["scores"])
     others = [metric for metric in metrics if metric != "pass@1"]
-    charts += [accuracy_chart(evaluations, metric, x, evaluated_at(run_id, x)) for metric in others]
+    charts += [accuracy_chart(evaluations, metric, x) for metric in others]
     _grid(charts, run)
-
-
-def evaluated_at(run_id: str, x: str) -> dict[int, float] | None:
-    """Step of each evaluation → its position on the x-axis; None on the axis of steps."""
-    if x == "step":
-        return None
-    points = visitor.live_series(run_id, x, (curves.EVALUATED,)).points.get(curves.EVALUATED)
-    return {step: base.axis_value(at, x) for step, at in zip(points.steps, points.x, strict=True)} if points else {}
 
 
 def _grid(charts: list[Chart], run: Json) -> None:
