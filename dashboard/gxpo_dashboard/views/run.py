@@ -156,7 +156,7 @@ def _overview(run_id: str, x: str) -> None:
 def _grid(charts: list[Chart], run: Json) -> None:
     """Charts in shades of the colour of the run's rule."""
     rules, rule = visitor.rules(), str(run["rule"])
-    tinted = [base.with_colors(item, rules.colors(dict.fromkeys(item.series, rule))) for item in charts]
+    tinted = [base.with_colors(item, rules.colors(dict.fromkeys(item.points["series"], rule))) for item in charts]
     grid(tinted, partial(chart, scope=run["id"]))
 
 

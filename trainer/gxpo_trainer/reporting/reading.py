@@ -102,8 +102,7 @@ def load_run(out_dir: Path, benchmark: str | None = None) -> RunCurves:
     DataError when the run has no such evaluation.
     """
     identity = read_identity(out_dir)
-    chosen = None if benchmark is None else [benchmark]
-    series = _series(read_metrics(out_dir))
+    series, chosen = _series(read_metrics(out_dir)), [benchmark] if benchmark else None
     try:
         return run_curves(identity, read_evaluations(out_dir), series, benchmarks=chosen)
     except DataError as error:
