@@ -56,12 +56,10 @@ def is_up(url: str, timeout_s: float) -> bool:
 PREFIX = "/api/v1"
 PAGE = 200
 FRESH_S = 1.0
-_MOST_ACTED_ON = 500
 _DOWNLOAD_S = 600.0
 Json = dict[str, Any]
 K = TypeVar("K")
 V = TypeVar("V")
-_Parameter = tuple[str, str | int | float | bool | None]
 
 
 def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
@@ -132,7 +130,7 @@ class Client:
         cache = self._cache
         if cache is None:
             return self.send("GET", path, *parts, params=params, retry=True)
-        key, now = (path, parts, tuple(params)), time.monotonic()
+        key, now = (path, parts, params), time.monotonic()
         at, known, tag = cache.answers.get(key, (-math.inf, {}, None))
         if key in cache.answers and (cache.offline or at > max(cache.changed_at, now - FRESH_S)):
             return known
@@ -242,25 +240,19 @@ class Client:
         return self.send("PATCH", "/runs", run, json=changes)
 
     def act_on_all(self, runs: Sequence[str], action: str) -> list[Json]:
-        """`cancel`, `pause`, `resume`, `archive`, `unarchive` or `delete`; per run {"run", "state", "problem"}."""
-        parts = [list(runs[start : start + _MOST_ACTED_ON]) for start in range(0, len(runs), _MOST_ACTED_ON)]
-        bodies = [{"action": action, "runs": part} for part in parts]
-        return [item for body in bodies for item in self.post("/runs/actions", body=body)["items"]]
+        """`cancel`, `pause`, `resume`, `archive`, `unarchive` or `delete` of at most 500 runs; per run {"run", "state",
+        "problem"}."""
+        return list(self.post("/runs/actions", body={"action": action, "runs": list(runs)})["items"])
 
     def submit(self, body: Json, key: str | None = None, *, to: str = "/runs") -> Json:
         """Submit a run, a sweep (to="/sweeps") or a study ("/studies"); the same `key` and body submit it once."""
         return self.post(to, body=body, key=key or secrets.token_hex(16))
 
-    def metrics(self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int, **more: Any) -> Json:
-        """Metrics of a run. more: `from` and `to`, the ends of a part of the axis; `smoothing`, the weight of an
-        exponential average; `joined`, with the same steps for all names, and sums."""
-        query = {"names": ",".join(names), "x": x, "after": after, "max_points": max_points, **more}
-        return self.get("/runs", run, "metrics", **query)
-
     def metrics_of(
         self, runs: Sequence[str], names: Sequence[str], x: str, after: int | None, max_points: int, **more: Any
     ) -> dict[str, Json]:
-        """The same of several runs, by run."""
+        """Metrics by run. more: `from` and `to`, the ends of a part of the axis; `smoothing`, the weight of an
+        exponential average; `joined`, with the same steps for all names, and sums."""
         query = {"runs": list(runs), "names": ",".join(names), "x": x, "after": after, "max_points": max_points}
         return dict(self.get("/metrics", **query, **more)["runs"])
 
@@ -308,11 +300,6 @@ def _server_sent(pieces: Iterator[bytes]) -> Iterator[tuple[str, Json] | None]:
             yield None if kind is None else (kind, cast(Json, json.loads(fields["data"])))
 
 
-def parameters(query: Mapping[str, Any]) -> list[_Parameter]:
-    """Query parameters: None and empty text omitted, lists repeated, booleans in lower case."""
-    return [
-        (name, str(item).lower() if isinstance(item, bool) else str(item))
-        for name, value in query.items()
-        for item in (value if isinstance(value, list | tuple) else [value])
-        if item is not None and item != ""
-    ]
+def parameters(query: Mapping[str, Any]) -> httpx.QueryParams:
+    """Query parameters without None and empty text; lists are repeated."""
+    return httpx.QueryParams({name: value for name, value in query.items() if value not in (None, "")})

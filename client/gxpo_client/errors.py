@@ -1,12 +1,4 @@
-"""Errors of calls to the service.
-
-ServiceError
-├── ServiceUnavailable  no response, or 502, 503, 504; a retry may succeed
-├── NotSignedIn         401: the token is missing, unknown, revoked or expired
-└── Refused             any other error response
-    ├── InvalidRequest  400 or 422
-    └── NotFound        404 or 410
-"""
+"""Errors of calls to the service."""
 
 from __future__ import annotations
 
@@ -38,23 +30,23 @@ class ServiceError(Exception):
 
 
 class ServiceUnavailable(ServiceError):
-    """The service does not respond, or only that it is unavailable."""
+    """No response, or 502, 503 or 504: a retry may succeed."""
 
 
 class NotSignedIn(ServiceError):
-    """The token is missing, unknown, revoked or expired."""
+    """401: the token is missing, unknown, revoked or expired."""
 
 
 class Refused(ServiceError):
-    """The service refused the request."""
+    """Any other error response."""
 
 
 class InvalidRequest(Refused):
-    """The request is invalid."""
+    """400 or 422: the request is invalid."""
 
 
 class NotFound(Refused):
-    """There is no such resource."""
+    """404 or 410: there is no such resource."""
 
 
 def error_of(response: httpx.Response) -> ServiceError:

@@ -1,4 +1,4 @@
-"""Text of numbers, durations, times and CSV cells, the same on the command line and in the dashboard. Pure."""
+"""Text of numbers, durations, times and CSV cells, the same everywhere. Pure."""
 
 from __future__ import annotations
 

@@ -371,15 +371,13 @@ def register_report(subparsers: Subparsers) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
-    from rich.console import Console
-
     from gxpo_trainer.compare.evidence import weigh
     from gxpo_trainer.compare.seeds import group_by_config
     from gxpo_trainer.compare.text_tables import all_tables
     from gxpo_trainer.jsonl import make_folder
     from gxpo_trainer.reporting.figures import PAGE_NAME, PNG_NAME, write_report
     from gxpo_trainer.reporting.reading import load_run, read_identity
-    from gxpo_trainer.reporting.tables import rendered
+    from gxpo_trainer.reporting.tables import show
 
     groups = group_by_config([(load_run(run, args.benchmark), read_identity(run)["config"]) for run in args.runs])
     names = [group.name for group in groups]
@@ -388,11 +386,9 @@ def run_report(args: argparse.Namespace) -> int:
     make_folder(args.out)
     shown = {"baseline": args.baseline, "sampling_share": args.sampling_share, "title": args.title}
     comparison = write_report(args.out, groups, **shown)
-    # Without a terminal rich assumes 80 columns, which would wrap the tables.
-    console = Console(width=None if sys.stdout.isatty() else 120)
     for table in all_tables(groups, comparison, args.sampling_share):
-        console.print(rendered(table))
-    console.print(weigh(comparison).sentence, markup=False, highlight=False)
+        show(table)
+    print(weigh(comparison).sentence)
     print(f"\nReport: {args.out / PAGE_NAME}\nCurves: {args.out / PNG_NAME}")
     return 0
 
@@ -406,7 +402,7 @@ def register_study(subparsers: Subparsers) -> None:
     status = actions.add_parser("status", help="runs done and missing, and the best learning rate of each arm")
     status.set_defaults(run=show_status)
     report = actions.add_parser("report", help="write the report, and the data that it is made from")
-    page = "a .md or .html file; default both, report.*, in the folder of the data"
+    page = "a .md file; default report.md in the folder of the data"
     report.add_argument("--page", metavar="FILE", type=Path, help=page)
     report.set_defaults(run=write_report)
     answer = actions.add_parser("answer", help="print what a study found, from its data")

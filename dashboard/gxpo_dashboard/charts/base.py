@@ -92,11 +92,6 @@ class Chart:
         """A sentence about thinned data, empty without."""
         return f"Thinned to {self.thinned}; the export in Compare has every step." if self.thinned else ""
 
-    @property
-    def series(self) -> list[str]:
-        """The series, in order."""
-        return list(dict.fromkeys(self.points["series"])) if "series" in self.points else []
-
     def table(self) -> pd.DataFrame:
         """The points, one row each, under headings from `labels`; with the step where it is not the x-axis."""
         empty = [name for name in BOUNDS if name in self.points and self.points[name].isna().all()]

@@ -19,6 +19,8 @@ Response = Mapping[str, Any]
 CELLS, NO_VALUE, CELL_TEXT = ("#eaf2fa", "#8fbbe3"), "#d5dbe1", "#0b131d"
 COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours", "tokens": "tokens"}
 """Axis of a chart → list of a response's curve (hours, not seconds)."""
+_TOTALS = {"step": "step", "backward_passes": "backward_passes_total", "time": "training_s", "tokens": "tokens_total"}
+"""Axis of a chart → member of an evaluation."""
 TITLES = {
     "math500": "MATH-500",
     "amc23": "AMC23",
@@ -33,20 +35,18 @@ _MOST_DRAWN = 300
 """Evaluations of a line, each of which the browser draws as a mark."""
 
 
-def scores_frame(
-    evaluations: Iterable[Response], metric: str, label: str, at: Mapping[int, float] | None = None
-) -> pd.DataFrame:
+def scores_frame(evaluations: Iterable[Response], metric: str, label: str, x: str = "step") -> pd.DataFrame:
     """Evaluation records of a run as rows; `low` and `high` are the 95% interval over problems, NaN if unknown.
 
-    at: step → position on the x-axis, None for the step itself; records without a position are omitted.
+    x: the axis; records without its cost are omitted.
     """
     names = (metric, f"{metric}/ci_low", f"{metric}/ci_high")
     rows = []
     for record in evaluations:
-        step, scores = int(record["step"]), record["scores"]
-        if metric in scores and (at is None or step in at):
+        at, scores = base.axis_value(number(record.get(_TOTALS[x])), x), record["scores"]
+        if metric in scores and known(at):
             values = [number(scores.get(name)) for name in names]
-            rows.append((record["benchmark"], label, step if at is None else at[step], *values, step))
+            rows.append((record["benchmark"], label, at, *values, int(record["step"])))
     return base.typed_frame(rows, benchmark="str", **base.POINTS)
 
 
@@ -70,12 +70,7 @@ def published_scores(response: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def benchmark_chart(
-    benchmark: str,
-    frame: pd.DataFrame,
-    metric: str,
-    names: Sequence[str],
-    published: pd.DataFrame | None = None,
-    x: str = "step",
+    benchmark: str, frame: pd.DataFrame, metric: str, names: Sequence[str], published: pd.DataFrame, x: str = "step"
 ) -> Chart:
     """A benchmark over training: line and interval per run; published values as labelled rules."""
     own = frame[frame["benchmark"] == benchmark]
@@ -94,14 +89,9 @@ def benchmark_chart(
     )
 
 
-def accuracy_chart(
-    evaluations: Sequence[Mapping[str, Any]],
-    metric: str = "pass@1",
-    x: str = "step",
-    at: Mapping[int, float] | None = None,
-) -> Chart:
-    """One run: every benchmark as a line with its interval; `at` as in scores_frame."""
-    frame = scores_frame(evaluations, metric, "", at)
+def accuracy_chart(evaluations: Sequence[Response], metric: str = "pass@1", x: str = "step") -> Chart:
+    """One run: every benchmark as a line with its interval."""
+    frame = scores_frame(evaluations, metric, "", x)
     frame["series"] = frame["benchmark"].map(lambda name: TITLES.get(name, name)).astype("str")
     # Line by line, in the order of the benchmarks.
     frame = pd.concat([rows for _, rows in frame.groupby("series", sort=False)] or [frame], ignore_index=True)
@@ -128,7 +118,7 @@ def _chart(key: str, title: str, frame: pd.DataFrame, names: Sequence[str], metr
     )
 
 
-def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> pd.DataFrame:
+def score_table(frame: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """Latest and best score per run and benchmark as text, with the published values of one model."""
     rows = []
     for (benchmark, label), scores in frame.groupby(["benchmark", "series"], sort=False):
@@ -147,10 +137,8 @@ def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> p
     return pd.DataFrame(rows, dtype="str").fillna(NONE)
 
 
-def _rules(benchmark: str, published: pd.DataFrame | None) -> pd.DataFrame:
+def _rules(benchmark: str, published: pd.DataFrame) -> pd.DataFrame:
     """Rows (method, y, label): published values of a benchmark."""
-    if published is None or published.empty:
-        return base.typed_frame([], method="str", y="float64", label="str")
     rules = published[published["benchmark"] == benchmark][["method", "y"]].reset_index(drop=True)
     return rules.assign(label=[f"{rule.method} {percent(rule.y)}" for rule in rules.itertuples()])
 
@@ -285,8 +273,6 @@ def settings_table(comparison: Response) -> pd.DataFrame:
 
 
 def text_table(table: Response) -> pd.DataFrame:
-    """A table of the response with capitalized header cells; repeated ones are numbered."""
-    cells = [f"{word[:1].upper()}{word[1:]}" for word in table["header"]]
-    ranks = [cells[: i + 1].count(cell) for i, cell in enumerate(cells)]
-    header = [cell if rank == 1 else f"{cell} ({rank})" for cell, rank in zip(cells, ranks, strict=True)]
+    """A table of the response with capitalized header cells."""
+    header = [f"{word[:1].upper()}{word[1:]}" for word in table["header"]]
     return pd.DataFrame(table["rows"], columns=header, dtype="str")

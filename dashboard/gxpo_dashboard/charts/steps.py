@@ -79,31 +79,14 @@ def z_chart(series: Series, x: str = "step", settings: Mapping[str, Any] = {}, c
 
 def value_chart(series: Series, x: str = "step", watched: str = "monitored value", color: str = HUES[2]) -> Chart:
     """The monitored value, called `watched`, and the window's mean ± one standard deviation as a band."""
-    names = {"gate/value": watched, "gate/mean": "window mean"}
-    present = {name: label for name, label in names.items() if series.get(name)}
-    data = base.line_data(series, present, x)
-    bounds = {"x": base.x_encoding(x), "y": base.quantity("low", title=watched), "y2": {"field": "high"}}
-    band = base.layer("band", "area", bounds, opacity=0.22, color=base.MUTED)
-    layers = [band, *base.line_layers(list(present.values()), x, base.y_encoding(watched))]
-    last = {name: series[name].last for name in ("gate/value", *WINDOW) if series.get(name)}
-    words = (
-        f"Latest value {figure(last.get('gate/value'))}; window mean {figure(last.get('gate/mean'))} "
-        f"and standard deviation {figure(last.get('gate/std'))}."
-    )
+    names, note = {"gate/value": watched, "gate/mean": "window mean"}, "Band: window mean ± one standard deviation."
+    chart = base.metric_chart(base.Plot("gate-value", "Gate: monitored value", names, watched, note=note), series, x)
     mean, std = (base.column(series.get(name)) for name in WINDOW)
     spread = pd.DataFrame({"x": 0.0, "low": mean - std, "high": mean + std}).dropna()
     spread["x"] = [base.value_at(series.get("gate/mean"), step, x) for step in spread.index]
-    chart = Chart(
-        "gate-value",
-        "Gate: monitored value",
-        {"layer": layers},
-        {**data, "band": spread},
-        f"{watched} with the gate window's mean and spread over {base.AXES[x]}",
-        words if last else "No data yet.",
-        "Band: window mean ± one standard deviation.",
-        x=x,
-        thinned=base.thinned(*(series[name] for name in present)),
-    )
+    bounds = {"x": base.x_encoding(x), "y": base.quantity("low", title=watched), "y2": {"field": "high"}}
+    band = base.layer("band", "area", bounds, opacity=0.22, color=base.MUTED)
+    chart = replace(chart, spec={"layer": [band, *chart.spec["layer"]]}, datasets={**chart.datasets, "band": spread})
     colors = {watched: base.TEXT, "window mean": base.MUTED}
     return base.with_colors(_with_phases(chart, series, color), colors)
 

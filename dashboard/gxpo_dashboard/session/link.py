@@ -11,6 +11,7 @@ scripts cannot read and that names a session in this process's memory, until the
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -94,13 +95,11 @@ class LinkSessions:
         return value
 
     def is_open(self, value: str | None, now: float) -> bool:
-        used = self._used.get(value or "")
-        if value is None or used is None:
-            return False
-        if now - used > UNUSED_S:
+        name = value or ""
+        if now - self._used.get(name, -math.inf) > UNUSED_S:
             self.close(value)
             return False
-        self._used[value] = now
+        self._used[name] = now
         return True
 
     def close(self, value: str | None) -> None:

@@ -68,45 +68,35 @@ def _words(value: Any) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
 
 
-def text(label: str, name: str, default: str = "", **widget: Any) -> str:
-    words = _words(default)
-    key = _start(name, words, lambda values: values[0] if values else "")
+def text(label: str, name: str, **widget: Any) -> str:
+    key = _start(name, [], lambda values: values[0] if values else "")
     value: str = st.text_input(label, key=key, **widget) or ""
-    # An emptied field that has a default is `name=` in the URL, so that a reload does not restore the default.
-    _publish(name, [value] if words else value, words)
+    _publish(name, value, [])
     return value
 
 
-def check(label: str, name: str, default: bool = False, **widget: Any) -> bool:
-    words = _words(default)
-    key = _start(name, words, lambda values: values[:1] == ["1"])
+def check(label: str, name: str, **widget: Any) -> bool:
+    key = _start(name, ["0"], lambda values: values[:1] == ["1"])
     value = st.checkbox(label, key=key, **widget)
-    _publish(name, value, words)
+    _publish(name, value, ["0"])
     return value
 
 
 def select(
-    label: str,
-    name: str,
-    options: Options,
-    default: str | None = None,
-    *,
-    box: Callable[..., Any] = st.selectbox,
-    **widget: Any,
-) -> str | None:
+    label: str, name: str, options: Options, default: str, *, box: Callable[..., Any] = st.selectbox, **widget: Any
+) -> str:
     """One of the options; an unknown option in the URL falls back to the default. box: the kind of widget."""
     selected(name, options, default)
     value: str | None = box(label, list(options), key=f"in_{name}", **_labels(options), **widget)
-    # As in `text`: an empty option that is not the default stays in the URL.
-    _publish(name, [value] if default and value is not None else value, [default] if default is not None else [])
-    return value
+    # An empty option that is not the default is `name=` in the URL, so that a reload does not restore the default.
+    _publish(name, [value] if default and value is not None else value, [default])
+    return default if value is None else value
 
 
 def choice(label: str, name: str, options: Options, default: str, **widget: Any) -> str:
     """The same as a segmented control; one is always selected."""
     widget = {"label_visibility": "collapsed", "required": True} | widget
-    value = select(label, name, options, default, box=st.segmented_control, **widget)
-    return default if value is None else value
+    return select(label, name, options, default, box=st.segmented_control, **widget)
 
 
 def multi(label: str, name: str, options: Options, default: Sequence[str] = (), **widget: Any) -> list[str]:
@@ -120,13 +110,12 @@ def _labels(options: Options) -> dict[str, Any]:
     return {"format_func": options.__getitem__} if isinstance(options, Mapping) else {}
 
 
-def selected(name: str, options: Options, default: str | None = None) -> str | None:
+def selected(name: str, options: Options, default: str) -> str:
     """The value that `select` or `choice` shows next, for what is drawn before the widget."""
-    words = [default] if default is not None else []
-    key = _start(name, words, lambda values: values[0] if values and values[0] in options else default)
+    key = _start(name, [default], lambda values: values[0] if values and values[0] in options else default)
     if st.session_state.get(key) not in options:
         st.session_state[key] = default
-    value: str | None = st.session_state[key]
+    value: str = st.session_state[key]
     return value
 
 

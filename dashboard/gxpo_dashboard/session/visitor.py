@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -69,8 +68,10 @@ def enter() -> bool:
             return False
         try:
             st.session_state["me"] = client().send("GET", "/tokens/me")
-        except ServiceUnavailable as error:
-            _first_contact(str(error))
+        except ServiceUnavailable:
+            st.title("The service is not responding")
+            st.write("To start the service and this dashboard on one machine, run `gxpo up`.")
+            _watch()
             return False
         except NotSignedIn:
             st.session_state.pop("token", None)
@@ -143,33 +144,34 @@ def _visible(x: str) -> Json:
 
 
 def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
-    """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals; `whole`: also
-    what is not visible. Otherwise the service smooths it over all steps as the visitor chose."""
+    """The series of one run."""
+    return live_series_of({run: client().run(run)}, x, names, joined=joined, whole=whole)[run]
+
+
+def live_series_of(
+    runs: Mapping[str, Json], x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False
+) -> dict[str, LiveSeries]:
+    """This session's series of runs (id → view), refreshed; complete ones of ended runs are not requested again.
+
+    joined: with the same steps for all names, and totals. whole: also what is not visible. Otherwise the service
+    smooths them over all steps as the visitor chose. Raises ServiceUnavailable for a series without any data.
+    """
+    # A series has up to twice as many points before it is thinned.
+    most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
     part = {} if whole else _visible(x)
     if not (whole or joined):
         part["smoothing"] = permalinks.smoothing() or None
-    series = _stored((run, x, names, joined, *part.values()), LiveSeries(joined=joined))
-    service = client()
+    # One that was fetched before its run ended may lack the last rows.
+    ended = {run: view["state"] in TERMINAL for run, view in runs.items()}
+    about = (x, names, most, joined, *part.values())
+    series = {run: _stored((run, ended[run], *about), LiveSeries(most, joined=joined)) for run in runs}
+    due = {run: live for run, live in series.items() if live.revision is None or not ended[run]}
+    service, more = client(), {"joined": joined or None, **part}
     try:
-        more = {"joined": joined or None, **part}
-        refresh({run: series}, lambda _, after: {run: service.metrics(run, names, x, after, MAX_POINTS, **more)})
-    except ServiceUnavailable:
-        if series.revision is None:
-            raise
-    return series
-
-
-def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
-    """The same for several runs (id → view); complete series of ended runs are not requested again."""
-    # A series has up to twice as many points before it is thinned.
-    most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
-    more = {"smoothing": permalinks.smoothing() or None, **_visible(x)}
-    series = {run: _stored((run, x, names, most, *more.values()), LiveSeries(most)) for run in runs}
-    service = client()
-    complete = {run: view["progress"]["steps"] if view["state"] in TERMINAL else math.inf for run, view in runs.items()}
-    due = {run: live for run, live in series.items() if live.revision is None or live.last_step < complete[run]}
-    with suppress(ServiceUnavailable):
         refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, **more))
+    except ServiceUnavailable:
+        if any(live.revision is None for live in due.values()):
+            raise
     return series
 
 
@@ -203,9 +205,9 @@ def _watch() -> None:
             st.toast("The service is not responding.", icon=":material/cloud_off:", duration="long")
         since = st.session_state.setdefault("away_since", time.time())
         seconds = max(0, round(time.time() - since))
+        shown = "You see the last known data. " if "me" in st.session_state else ""
         st.warning(
-            f"The service at {plain(service_url())} has not responded for {seconds} s. You see the last known data. "
-            "Retrying automatically.",
+            f"The service at {plain(service_url())} has not responded for {seconds} s. {shown}Retrying automatically.",
             icon=":material/cloud_off:",
         )
     except NotSignedIn:
@@ -215,23 +217,10 @@ def _watch() -> None:
         st.warning(plain(str(error)))
     else:
         st.session_state.pop("away_since", None)
-        cache: ResponseCache | None = st.session_state.get("cache")
-        if cache is not None and cache.offline:
+        cache: ResponseCache = st.session_state.setdefault("cache", ResponseCache())
+        if cache.offline or "me" not in st.session_state:
             cache.offline = False
             st.rerun()
-
-
-@st.fragment(run_every=RETRY_S)
-def _first_contact(reason: str) -> None:
-    try:
-        client().send("GET", "/tokens/me")
-    except ServiceUnavailable:
-        pass
-    else:
-        st.rerun()
-    st.title("The service is not responding")
-    st.warning(f"{plain(reason)}. Retrying every {RETRY_S:.0f} s.", icon=":material/cloud_off:")
-    st.write("To start the service and this dashboard on one machine, run `gxpo up`.")
 
 
 def _sign_in(complaint: str = "") -> None:

@@ -126,12 +126,11 @@ def refresh(series: Mapping[str, LiveSeries], fetch: Fetch) -> None:
     """Refresh runs with few requests."""
     fresh = [run for run, live in series.items() if live.overlap is None]
     known = {run: live.overlap for run, live in series.items() if live.overlap is not None}
-    requests: list[tuple[list[str], int | None]] = [(fresh, None)] if fresh else []
-    if known:
-        requests.append((list(known), min(known.values())))
+    requests = ((fresh, None), (list(known), min(known.values(), default=None)))
     stale = [
         run
         for runs, after in requests
+        if runs
         for run, response in fetch(runs, after).items()
         if not series[run].take(response, after)
     ]

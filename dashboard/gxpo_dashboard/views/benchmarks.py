@@ -15,7 +15,6 @@ from gxpo_dashboard.charts.base import COMPARED_AXES, with_colors
 from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.views import explorer
-from gxpo_dashboard.views.run import evaluated_at
 from gxpo_dashboard.widgets import axis, chart, empty, grid, text_table
 
 Json = dict[str, Any]
@@ -45,7 +44,7 @@ def show() -> None:
         with header:
             x = axis("over", "backward_passes", COMPARED_AXES)
             with st.popover("Settings", icon=":material/tune:"):
-                metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
+                metric = permalinks.select("Score", "score", metrics, metrics[0])
                 models = {"": "none"} | {model: model for model in published["model"]}
                 model = permalinks.select("Published results", "published", models, "")
         published = published[published["model"] == model]
@@ -61,10 +60,7 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
             else:
                 headline = visitor.client().get("/compare", runs=list(runs), metric=metric, gates=False)["evidence"]
             st.info(plain(headline.partition("\n")[0]), icon=":material/help:")
-        frames = [
-            charts.scores_frame(visitor.client().evaluations(run), metric, labels[run], evaluated_at(run, x))
-            for run in runs
-        ]
+        frames = [charts.scores_frame(visitor.client().evaluations(run), metric, labels[run], x) for run in runs]
         frame = pd.concat(frames, ignore_index=True)
         if metric != "pass@1" and not published.empty:
             st.caption("Published results are sampled pass@1 and are hidden for other scores.")

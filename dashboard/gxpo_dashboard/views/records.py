@@ -106,7 +106,7 @@ def config(run: str, x: str) -> None:
     if (named := st.query_params.get("against", nearest)) not in labels:
         labels[named] = f"run {named}"
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        against = permalinks.select("Compare with", "against", labels, nearest, width=380) or nearest
+        against = permalinks.select("Compare with", "against", labels, nearest, width=380)
         text = permalinks.text("Search settings", "setting", placeholder="rate, gate, …", icon=":material/search:")
         every = permalinks.check("Unchanged settings", "unchanged")
         download("config (JSON)", f"{run}-config.json", json.dumps(view["config"], indent=2).encode, "config-json")

@@ -14,6 +14,7 @@ from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.scores import accuracy_chart, sorted_scores
 from gxpo_dashboard.labels import REASONS, TERMINAL, plain, state_chip
 from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
@@ -131,21 +132,16 @@ def _figures(run: Json, fraction: float) -> list[str]:
     return words
 
 
-def rule_settings(run: Json) -> Json:
-    """The settings of the update rule in a run's config."""
-    return (run["config"].get("learner") or {}).get("rule") or {}
-
-
 def _overview(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
     series = visitor.live_series(run_id, x, OVERVIEW).points
-    settings = rule_settings(run)
+    settings = forms.get(run["config"], "learner.rule") or {}
     evaluations = visitor.client().evaluations(run_id)
     if not any(series.values()) and not evaluations:
         records.none(run_id, "data")
         return
-    scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
-    supervised = (run["config"].get("rollout") or {}).get("source") == "dataset"
+    scores = accuracy_chart(evaluations, "pass@1", x)
+    supervised = forms.get(run["config"], "rollout.source") == "dataset"
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
@@ -153,28 +149,20 @@ def _overview(run_id: str, x: str) -> None:
     charts.append(_budget(run, series, x))
     metrics = sorted_scores(name for record in evaluations for name in record["scores"])
     others = [metric for metric in metrics if metric != "pass@1"]
-    charts += [accuracy_chart(evaluations, metric, x, evaluated_at(run_id, x)) for metric in others]
+    charts += [accuracy_chart(evaluations, metric, x) for metric in others]
     _grid(charts, run)
-
-
-def evaluated_at(run_id: str, x: str) -> dict[int, float] | None:
-    """Step of each evaluation → its position on the x-axis; None on the axis of steps."""
-    if x == "step":
-        return None
-    points = visitor.live_series(run_id, x, (curves.EVALUATED,)).points.get(curves.EVALUATED)
-    return {step: base.axis_value(at, x) for step, at in zip(points.steps, points.x, strict=True)} if points else {}
 
 
 def _grid(charts: list[Chart], run: Json) -> None:
     """Charts in shades of the colour of the run's rule."""
     rules, rule = visitor.rules(), str(run["rule"])
-    tinted = [base.with_colors(item, rules.colors(dict.fromkeys(item.series, rule))) for item in charts]
+    tinted = [base.with_colors(item, rules.colors(dict.fromkeys(item.points["series"], rule))) for item in charts]
     grid(tinted, partial(chart, scope=run["id"]))
 
 
 def _gate(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
-    settings = rule_settings(run)
+    settings = forms.get(run["config"], "learner.rule") or {}
     rule: Rule = visitor.rules().of(settings)
     series = visitor.live_series(run_id, x, OVERVIEW).points
     if rule.watched is None:
@@ -192,7 +180,8 @@ def _budget(run: Json, series: Series, x: str) -> Chart:
     if x != "step" or permalinks.span(x) is not None:
         series = visitor.live_series(run["id"], "step", (*steps.PASSES, "gate/active"), whole=True).points
     bound = run["progress"].get("backward_passes_budget")
-    return steps.budget_chart(series, rule_settings(run), number(bound) if bound else None, visitor.rules())
+    settings = forms.get(run["config"], "learner.rule") or {}
+    return steps.budget_chart(series, settings, number(bound) if bound else None, visitor.rules())
 
 
 def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:

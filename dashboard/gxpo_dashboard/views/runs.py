@@ -23,8 +23,6 @@ from gxpo_dashboard.widgets import cursors, empty, pager, table, text_table
 
 Json = dict[str, Any]
 
-_TREND_RUNS = 100
-"""Runs per request of reward trends."""
 PAGE = 50
 """Runs of a page."""
 _METRIC_RUNS = 50
@@ -213,16 +211,13 @@ def _trends(runs: Sequence[Json]) -> dict[str, str]:
     """Pictures of each run's rewards; requested again only when a run has changed."""
     store: dict[str, tuple[Any, str]] = st.session_state.setdefault("trends", {})
     stale = [run for run in runs if store.get(run["id"], (None,))[0] != (run["attempt"], run["progress"]["steps"])]
-    for start in range(0, len(stale), _TREND_RUNS):
-        part = stale[start : start + _TREND_RUNS]
-        rewards = visitor.client().metrics_of([run["id"] for run in part], ["reward/mean"], "step", None, 40)
-        for run in part:
-            points = Points()
-            points.extend(rewards[run["id"]]["series"]["reward/mean"])
-            picture = sparkline(
-                [(x, y) for _, x, y, *_ in points.drawn], visitor.rules().of({"name": run["rule"]}).color
-            )
-            keep(store, run["id"], ((run["attempt"], run["progress"]["steps"]), picture), 1000)
+    ids, rules = [run["id"] for run in stale], visitor.rules()
+    rewards = visitor.client().metrics_of(ids, ["reward/mean"], "step", None, 40) if stale else {}
+    for run in stale:
+        points = Points()
+        points.extend(rewards[run["id"]]["series"]["reward/mean"])
+        picture = sparkline([(x, y) for _, x, y, *_ in points.drawn], rules.of({"name": run["rule"]}).color)
+        keep(store, run["id"], ((run["attempt"], run["progress"]["steps"]), picture), 1000)
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
 
 

@@ -41,7 +41,7 @@ def show(run: str, x: str) -> None:
             step = "all"
         else:
             offered = {"": "newest", "all": "all"} | {step: count(int(step)) for step in reversed(steps)}
-            step = permalinks.select("Step", "step", offered, "", width=160) or ""
+            step = permalinks.select("Step", "step", offered, "", width=160)
         verdict = permalinks.select("Verdict", "verdict", {"": "any"} | VERDICTS, "", width=220)
         if prompt:
             runs |= explorer.runs("Also in", "also", most=_MOST_OTHERS)

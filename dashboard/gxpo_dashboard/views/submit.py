@@ -49,7 +49,7 @@ def show() -> None:
                 by_name[original] = {"name": original, "summary": words, "config": config, "clone_of": original}
                 labels[original] = f"Clone of {run['name']}"
         with header:
-            preset = permalinks.select("Preset", "preset", labels, first, width=340) or first
+            preset = permalinks.select("Preset", "preset", labels, first, width=340)
             sweep = permalinks.check("Sweep", "sweep")
         chosen = by_name[preset]
         st.caption(plain(chosen["summary"]))
@@ -82,7 +82,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, Problems, dict[str, Any]]:
     name = permalinks.selected(parameter, rules.options, rules.value)
     config = forms.changed(base, {rules.path: name})
     settings = {setting.path: setting for setting in forms.settings_of(schema, config)}
-    keys = {path: forms.key(preset["name"], name or "", path) for path in settings}
+    keys = {path: forms.key(preset["name"], name, path) for path in settings}
     rule = visitor.rules().of(forms.get(config, "learner.rule") or {})
     symbols = forms.rule_symbols(rule)
     # By widget key. Stored separately, because the widgets of a collapsed section are not drawn.
@@ -164,7 +164,8 @@ def _sweep_form(config: Json) -> Json:
                 typed = permalinks.text(offered[path], f"sweep-{path}", help=path, placeholder="comma-separated")
                 if entered := forms.values(typed):
                     values[path] = entered
-        seeds = forms.values(permalinks.text("Seeds", "sweep-seeds", "0", help="One seed shows no difference; take 3."))
+        typed = permalinks.text("Seeds", "sweep-seeds", placeholder="0", help="One seed shows no difference; take 3.")
+        seeds = forms.values(typed) or [0]
         control = permalinks.check(
             "Learning-rate control",
             "sweep-control",

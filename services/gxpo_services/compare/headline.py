@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from gxpo_client.formats import figure
+from gxpo_client.formats import figure, percent
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
@@ -29,7 +29,7 @@ from gxpo_services.runs import service
 from gxpo_services.runs.listing import REWARD
 from gxpo_services.runs.schemas import RunView
 from gxpo_trainer.compare.curves import EvaluationCurve, Point, RunCurves, at_budget, peak
-from gxpo_trainer.compare.evidence import against, percent
+from gxpo_trainer.compare.evidence import against
 from gxpo_trainer.compare.groups import common_budgets
 from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z
 from gxpo_trainer.compare.seeds import SeedGroup

@@ -10,9 +10,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from gxpo_client import formats
 from gxpo_trainer.compare import curves
-from gxpo_trainer.compare.evidence import hours, ratio, ratio_interval, weigh
+from gxpo_trainer.compare.evidence import ratio, ratio_interval, weigh
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.published import gxpo_paper
@@ -372,17 +371,6 @@ def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
     comparison = compare_groups([flat, SeedGroup("GXPO", (run(curve(*CANDIDATE)),))], "GRPO")
     assert comparison.group("GXPO").speed_ups["steps"] is None
     assert "never exceeds its initial policy" in weigh(comparison).sentence
-
-
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        0.0, 0.0042, 0.0994, 0.0995, 0.2, 4.2, 9.96, 10, 59.4, 59.6, 75, 119, 120, 145, 3599, 3600, 3659, 3660, 7199,
-        7200, 11520, 86399, 86400, 89_999, 90_000, 93_599, 172_799, 172_800, 200_000, -1.0, math.nan, math.inf,
-    ],
-)  # fmt: skip
-def test_a_duration_reads_like_the_clients(seconds: float) -> None:
-    assert hours(seconds / 3600) == formats.duration(seconds)
 
 
 def test_the_bounds_of_a_ratio_follow_its_direction() -> None:

@@ -23,7 +23,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from gxpo_trainer.compare.intervals import Floats
+
 Axis = Literal["steps", "backward_passes", "hours", "tokens", "token_passes"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 GRID_OF: dict[Axis, Axis] = {axis: "steps" if axis in ("steps", "tokens") else "backward_passes" for axis in AXES}
@@ -201,12 +202,9 @@ def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
     if not common:
         raise ValueError("the seeds have no evaluation step in common; set the same evaluation.every_steps")
     rows = [np.searchsorted(curve.steps, common) for curve in curves]
-
-    def mean(name: str) -> Floats:
-        stacked = np.stack([getattr(curve, name)[index] for curve, index in zip(curves, rows, strict=True)])
-        return np.asarray(stacked.mean(axis=0), dtype=np.float64)
-
-    unknown = np.full(len(common), np.nan)
-    passes, hours, tokens, accuracy = map(mean, ("backward_passes", "hours", "tokens", "accuracy"))
-    forward = curves[0].forward_passes
-    return EvaluationCurve(np.array(common), passes, hours, tokens, accuracy, unknown, unknown, forward_passes=forward)
+    means = {
+        name: np.mean([getattr(curve, name)[index] for curve, index in zip(curves, rows, strict=True)], axis=0)
+        for name in ("backward_passes", "hours", "tokens", "accuracy")
+    }
+    unknown, forward = np.full(len(common), np.nan), curves[0].forward_passes
+    return EvaluationCurve(np.array(common), **means, ci_low=unknown, ci_high=unknown, forward_passes=forward)

@@ -8,8 +8,6 @@ A candidate is supported on an axis only if it shares at least MIN_SEEDS seeds w
 the baseline's peak, its speed-up over seeds is above 1 in a t-test of the logarithms, corrected by Holm over all
 candidates and costs, and the runs had the same data and settings (for time also the same hardware). Otherwise the
 missing evidence is listed. A speed-up is never told without what became of the plateau: faster and worse is no gain.
-
-The client formats the figures of single runs; a test holds that both write a duration alike.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gxpo_client.formats import NONE, duration, number_of, percent, signed
 from gxpo_trainer.compare.curves import Axis
 from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.intervals import ALPHA, Interval, holm, p_of_mean
 
-UNKNOWN = "–"
 MIN_SEEDS = 3
 COSTS: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
 NAMES: dict[Axis, str] = {
@@ -33,14 +31,9 @@ NAMES: dict[Axis, str] = {
 }
 
 
-def percent(value: float) -> str:
-    """0.4132 → `41.3%`."""
-    return f"{100 * value:.1f}%" if value == value else UNKNOWN
-
-
 def points(difference: float) -> str:
     """A difference of shares in percentage points: 0.021 → `+2.1`, −0.021 → `−2.1` with a true minus."""
-    return f"{'−' if difference < 0 else '+'}{abs(100 * difference):.1f}"
+    return signed(100 * difference, 1)
 
 
 def bounds(interval: Interval | None) -> str:
@@ -58,30 +51,11 @@ def against(difference: float, other: str) -> str:
     return f"{size} point{'s' if size != '1.0' else ''} {'above' if difference > 0 else 'below'} {other}"
 
 
-def hours(value: float) -> str:
-    """Hours as `4 ms`, `4.2 s`, `2 min 25 s`, `3 h 12 min` or `2 d 7 h`."""
-    seconds = 3600 * value
-    if not 0 <= seconds < math.inf:
-        return UNKNOWN
-    if 0 < seconds < 0.0995:
-        return f"{1000 * seconds:.2g} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    total = round(seconds)
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    if total < 86400:
-        return f"{total // 3600} h {total % 3600 // 60} min"
-    return f"{total // 86400} d {total % 86400 // 3600} h"
-
-
 def amount(axis: Axis, cost: float) -> str:
     """A cost as `12` or, of an axis in hours, as a duration."""
     if cost != cost:
-        return UNKNOWN
-    return hours(cost) if axis == "hours" else f"{cost:.0f}"
+        return NONE
+    return duration(3600 * cost) if axis == "hours" else f"{cost:.0f}"
 
 
 def ratio(speed_up: float, axis: Axis) -> str:
@@ -232,8 +206,7 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
         missing.append(f"seeds shared with the baseline ({fewest} of at least {MIN_SEEDS})")
     for group in candidates:
         if group.num_paired >= MIN_SEEDS and group.num_reached < group.num_paired:
-            unreached = group.num_paired - group.num_reached
-            seeds = "1 seed" if unreached == 1 else f"{unreached} seeds"
+            seeds = number_of(group.num_paired - group.num_reached, "seed")
             missing.append(f"longer runs of {group.name} ({seeds} did not reach the target)")
     for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:

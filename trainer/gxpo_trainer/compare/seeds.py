@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import EvaluationCurve, Floats, RunCurves
-from gxpo_trainer.compare.intervals import mean_interval
+from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
+from gxpo_trainer.compare.intervals import Floats, mean_interval
 from gxpo_trainer.compare.rows import flatten
 from gxpo_trainer.errors import DataError
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gxpo_client.formats import NONE, percent
 from gxpo_trainer.compare.curves import GRID_OF, Axis
 from gxpo_trainer.compare.evidence import (
     COSTS,
     NAMES,
-    UNKNOWN,
     amount,
     bounds,
-    percent,
     points,
     ratio,
     ratio_interval,
@@ -69,7 +68,7 @@ def ranking_table(comparison: Comparison) -> Table:
     header = ("run", "seeds", "accuracy", f"against {comparison.baseline}", "passes to the baseline's best")
     rows, budget = [], "equal"
     for place, group in enumerate(comparison.ranking, start=1):
-        name, cells, result = group.name, [UNKNOWN, UNKNOWN], group.at_equal_passes
+        name, cells, result = group.name, [NONE, NONE], group.at_equal_passes
         if result is not None:
             budget, own = amount("backward_passes", result.budget), result.accuracy
             accuracy = _within(lambda share: percent(min(1.0, max(0.0, share))), own)
@@ -82,7 +81,7 @@ def ranking_table(comparison: Comparison) -> Table:
 def _within(show: Callable[[float], str], interval: Interval | None) -> str:
     """`+2.1 (−0.4 to +4.6)`, or what is known of it."""
     if interval is None:
-        return UNKNOWN
+        return NONE
     known = [show(value) for value in (interval.mean, interval.low, interval.high) if value is not None]
     return "{} ({} to {})".format(*known) if len(known) == 3 else known[0]
 
@@ -94,7 +93,7 @@ def convergence_table(comparison: Comparison) -> Table:
     for group in comparison.groups:
         costs = (_match(group, axis) for axis in COSTS)
         one = group.plateau
-        plateau = UNKNOWN if one is None else f"{points(one.difference.mean)} ({one.verdict})"
+        plateau = NONE if one is None else f"{points(one.difference.mean)} ({one.verdict})"
         rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs, plateau))
     target = comparison.target
     best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
@@ -106,12 +105,12 @@ def reach_cell(reach: Reach) -> str:
 
     def shown(interval: Interval | None) -> str:
         if interval is None:
-            return UNKNOWN
+            return NONE
         bounds = dict.fromkeys(f"{bound:.2f}" for bound in (interval.low, interval.high) if bound is not None)
         return f"{interval.mean:.2f}" + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")
 
     both = (reach.first, reach.interpolated) if GRID_OF[reach.axis] == reach.axis else (reach.interpolated,)
-    return UNKNOWN if not any(both) else "; ".join(map(shown, both))
+    return NONE if not any(both) else "; ".join(map(shown, both))
 
 
 def budget_table(comparison: Comparison) -> Table:
@@ -125,11 +124,11 @@ def budget_table(comparison: Comparison) -> Table:
             head = (cost if number == 0 else "", group.name)
             result = next((b for b in group.budgets if (b.axis, b.budget) == (axis, budget)), None)
             if result is None:
-                rows.append((*head, *[UNKNOWN] * 4))
+                rows.append((*head, *[NONE] * 4))
                 continue
             reached = "" if result.all_reached else " (ended before)"
-            mean = points(result.over_seeds.mean) if result.over_seeds else UNKNOWN
-            intervals = (bounds(result.over_seeds) or UNKNOWN, bounds(result.over_problems) or UNKNOWN)
+            mean = points(result.over_seeds.mean) if result.over_seeds else NONE
+            intervals = (bounds(result.over_seeds) or NONE, bounds(result.over_problems) or NONE)
             rows.append((*head, percent(result.accuracy.mean) + reached, mean, *intervals))
     level = f"{100 * comparison.level:g}%"
     return Table(f"Accuracy at equal budgets (points; {level} intervals of the difference)", header, tuple(rows))
@@ -164,7 +163,7 @@ def payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: fl
         payoff = payoff_of(group, baseline)
         if payoff is None:
             reached = f"{group.num_reached} of {group.num_paired} seeds reach the peak"
-            rows.append((group.name, reached, *[UNKNOWN] * 3))
+            rows.append((group.name, reached, *[NONE] * 3))
             continue
         steps, passes = payoff
         times = (time_speed_up(steps, passes, share, asynchronous=overlap) for overlap in (False, True))

@@ -18,8 +18,9 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from gxpo_client.formats import percent
 from gxpo_trainer.compare.curves import Axis, mean_curve
-from gxpo_trainer.compare.evidence import percent, weigh
+from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
 from gxpo_trainer.compare.text_tables import all_tables, markdown

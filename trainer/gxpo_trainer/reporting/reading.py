@@ -8,7 +8,7 @@ again. No step occurs twice, and none of an abandoned history.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,17 @@ from gxpo_trainer.jsonl import Row, decode_number, read_lines
 METRICS, SAMPLES, EVALUATIONS, EVENTS = "metrics.jsonl", "samples.jsonl", "evaluations.jsonl", "events.jsonl"
 TIMELINE = "timeline.jsonl"
 IDENTITY, CONFIG = "run.json", "config.toml"
+
+
+def lines_from(path: Path, begin: int) -> Iterator[tuple[bytes, int]]:
+    """Whole lines from a byte on, without newlines, each with the byte after it. A missing file has none."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(begin)
+        while (line := file.readline()).endswith(b"\n"):
+            begin += len(line)
+            yield line[:-1], begin
 
 
 def read_metrics(out_dir: Path) -> list[Row]:
@@ -42,9 +53,6 @@ def read_evaluations(out_dir: Path) -> list[Row]:
     rows = list(read_lines(out_dir / EVALUATIONS))
     for row in rows:
         row["scores"] = {name: decode_number(value) for name, value in row["scores"].items()}
-        for name in ("backward_passes_total", "training_s", "tokens_total"):
-            if isinstance(row.get(name), str):
-                row[name] = decode_number(row[name])
     return _merged(rows, read_lines(out_dir / METRICS), key=lambda row: (row["step"], row["benchmark"]))
 
 
@@ -94,8 +102,7 @@ def load_run(out_dir: Path, benchmark: str | None = None) -> RunCurves:
     DataError when the run has no such evaluation.
     """
     identity = read_identity(out_dir)
-    chosen = None if benchmark is None else [benchmark]
-    series = _series(read_metrics(out_dir))
+    series, chosen = _series(read_metrics(out_dir)), [benchmark] if benchmark else None
     try:
         return run_curves(identity, read_evaluations(out_dir), series, benchmarks=chosen)
     except DataError as error:

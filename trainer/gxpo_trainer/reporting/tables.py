@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gxpo_trainer.compare.text_tables import Table as TextTable
 
 
-def rendered(table: TextTable) -> Table:
-    """A table of a comparison for the console."""
+def show(table: TextTable) -> None:
+    """Print a table."""
     grid = Table(title=Text(table.title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(table.header):
         grid.add_column(Text(name), justify="left" if number == 0 else "right")
     for row in table.rows:
         grid.add_row(*map(Text, row))
-    return grid
+    # Without a terminal rich assumes 80 columns, which would wrap the table.
+    Console(width=None if sys.stdout.isatty() else 140).print(grid)
 
 
-Record = Mapping[str, Any]
-
-
-def scores_table(records: Sequence[Record], samples: int) -> Table:
+def show_scores(records: Sequence[Mapping[str, Any]], samples: int) -> None:
     """One row per benchmark: pass@1, pass@n and maj@n with their intervals, length, truncation."""
     names = dict.fromkeys(["pass@1", f"pass@{samples}", f"maj@{samples}"])
     rows = []
@@ -35,4 +35,4 @@ def scores_table(records: Sequence[Record], samples: int) -> Table:
         ends = (f"{scores['length_mean']:.0f}", f"{scores['truncated_fraction']:.1%}")
         rows.append((record["benchmark"], str(record["num_problems"]), *cells, *ends))
     header = ("benchmark", "problems", *names, "mean length", "truncated")
-    return rendered(TextTable(f"{samples} samples per problem, 95% intervals", header, tuple(rows)))
+    show(TextTable(f"{samples} samples per problem, 95% intervals", header, tuple(rows)))

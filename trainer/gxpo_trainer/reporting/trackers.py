@@ -28,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from gxpo_trainer import plugins
 from gxpo_trainer.compare.rows import flatten
 from gxpo_trainer.config.run import LoggingConfig
 from gxpo_trainer.jsonl import Row, decode_number
-from gxpo_trainer.reporting.reading import METRICS, SAMPLES, read_identity
+from gxpo_trainer.reporting.reading import METRICS, SAMPLES, lines_from, read_identity
 
 Status = Literal["finished", "failed", "stopped"]
 FOLDER = "trackers"
@@ -297,9 +297,10 @@ class Feed:
 
     def advance(self) -> bool:
         """Send the next row with the samples of its step. Returns False when there is none."""
-        line, end = next(self._lines(METRICS, self._sent["metrics"]), (None, 0))
-        if line is None:
+        text, end = next(lines_from(self._out_dir / METRICS, self._sent["metrics"]), (b"", 0))
+        if not text:
             return False
+        line = json.loads(text)
         step, attempt = int(line["step"]), int(line["attempt"])
         if not self._sent["first"] or (attempt > self._sent["attempt"] and step <= self._sent["step"]):
             self.close("stopped")
@@ -309,7 +310,8 @@ class Feed:
             self._tracker = self._open()
         samples: list[dict[str, Any]] = []
         samples_end = self._sent["samples"]
-        for row, row_end in self._lines(SAMPLES, samples_end):
+        for text, row_end in lines_from(self._out_dir / SAMPLES, samples_end):
+            row = json.loads(text)
             if (row["attempt"], row["step"]) > (attempt, step):
                 break
             samples_end = row_end
@@ -332,17 +334,6 @@ class Feed:
         if tracker is not None:
             self._run.status = status
             tracker.close()
-
-    def _lines(self, name: str, begin: int) -> Iterator[tuple[Row, int]]:
-        """Whole lines from this byte on, with the byte after each."""
-        path = self._out_dir / name
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(begin)
-            while (text := file.readline()).endswith(b"\n"):
-                begin += len(text)
-                yield json.loads(text), begin
 
     def _open(self) -> Any:
         attempt = self._sent["first"]

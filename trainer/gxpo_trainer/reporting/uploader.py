@@ -2,17 +2,11 @@
 
 A background thread makes the calls, so training never blocks on the service. The thread retries while the service is
 unavailable and continues from the lines that the service has. Responses carry pause and cancel requests. `BatchQueue`
-is the part without HTTP, clocks and threads; a batch is
-
-    {"attempt": launch number, "batch": 1, 2, 3, … in this launch, null for a heartbeat,
-     "phase": what the launch is doing, in heartbeats,
-     "offsets": {kind: lines of the file before this batch's rows},
-     "metrics": [rows], "samples": [rows], "evaluations": [rows], "events": [rows],
-     "identity": run.json or null, "outcome": outcome.json or null}
+is the part without HTTP, clocks and threads.
 
 Rows are the lines as stored on disk, but that NUL and lone surrogates, which databases cannot store, are U+FFFD. A
 null row replaces a line that the service rejected or that is not a JSON object; it counts as a line.
-docs/service-protocol.md describes the protocol.
+docs/service-protocol.md describes the protocol and the parts of a batch.
 """
 
 from __future__ import annotations
@@ -26,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -35,7 +30,7 @@ import httpx
 from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set, wait_random_exponential
 
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES
+from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, lines_from
 
 ControlRequest = Literal["pause", "cancel"]
 PREPARING = "preparing"
@@ -260,7 +255,7 @@ def _offsets(answer: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 class LineTail:
-    """A growing file of lines that can be read from any line. Unterminated lines are ignored; so is a missing file."""
+    """A growing file of lines that can be read from any line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -272,48 +267,35 @@ class LineTail:
         """Go to a line, or past the last whole line if the file is shorter."""
         if line < self.line:
             self.line = self._begin = 0
-        if line > self.line and self._has_more():
-            with self.path.open("rb") as file:
-                file.seek(self._begin)
-                while self.line < line and (text := file.readline()).endswith(b"\n"):
-                    self.line += 1
-                    self._begin += len(text)
+        for _, end in islice(lines_from(self.path, self._begin), line - self.line):
+            self.line, self._begin = self.line + 1, end
 
     def peek(self, max_lines: int, max_bytes: int, *, at_least_one: bool) -> list[bytes]:
-        """The next lines without newlines, without moving. at_least_one: return one line even above `max_bytes`.
-
-        They are on disk: after a power cut the file must not hold fewer lines than the service received.
-        """
-        if max_lines < 1 or not self._has_more():
-            return []
+        """The next lines without newlines, without moving. at_least_one: return one line even above `max_bytes`."""
         lines: list[bytes] = []
         size = 0
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
-            file.seek(self._begin)
-            while len(lines) < max_lines and (line := file.readline()).endswith(b"\n"):
-                size += len(line)
-                if size > max_bytes and (lines or not at_least_one):
-                    break
-                lines.append(line[:-1])
+        for line, _ in islice(lines_from(self.path, self._begin), max_lines):
+            size += len(line)
+            if size > max_bytes and (lines or not at_least_one):
+                break
+            lines.append(line)
+        if lines:  # after a power cut the file must not hold fewer lines than the service received
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
         return lines
-
-    def _has_more(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size > self._begin
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One numbered call.
 
-    rows: (kind, line number from 0) of each row, empty for an identity or an outcome. version: of the identity, to
-    detect changes.
+    rows: (kind, line number from 0) of each row, empty for an identity or an outcome. identity: to detect changes.
     """
 
     content: Literal["rows", "identity", "outcome"]
     body: bytes
     rows: tuple[tuple[str, int], ...] = ()
-    version: object = None
+    identity: bytes = b""
 
 
 class BatchQueue:
@@ -332,7 +314,7 @@ class BatchQueue:
         self._current: Batch | None = None
         self._max_rows = MAX_ROWS * len(FILES)
         self._skipped: set[tuple[str, int]] = set()
-        self._identity_version: object = None
+        self._sent_identity = b""
         self._outcome: Mapping[str, Any] | None = None
         self._num_rejections = 0
         self.following = False
@@ -399,7 +381,7 @@ class BatchQueue:
     def _forget(self, batch: Batch) -> None:
         """Send an identity or outcome no more: the service has it, or rejects it."""
         if batch.content == "identity":
-            self._identity_version = batch.version
+            self._sent_identity = batch.identity
         elif batch.content == "outcome":
             self._outcome = None
 
@@ -410,16 +392,10 @@ class BatchQueue:
 
     def _identity(self) -> Batch | None:
         path = self._out_dir / IDENTITY
-        if not path.exists():
+        content = path.read_bytes() if path.exists() else b""
+        if content == self._sent_identity or not _is_object(content):
             return None
-        status = path.stat()
-        version = (status.st_ino, status.st_mtime_ns, status.st_size)
-        if version == self._identity_version:
-            return None
-        content = path.read_bytes()
-        if not _is_object(content):
-            return None
-        return Batch("identity", self.body(self._number, identity=content), version=version)
+        return Batch("identity", self.body(self._number, identity=content), identity=content)
 
     def _rows(self) -> Batch | None:
         lines: dict[str, list[bytes]] = {}

@@ -28,15 +28,15 @@ from gxpo_trainer.studies.runner import REGISTERED, read_results
 STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"
 _COLUMNS = ("backward_passes", "tokens", "hours", "accuracy", "ci_low", "ci_high")
 """Arrays of a curve that evaluations.parquet has as numbers, besides the step."""
-MEDIANS = (
-    "gxpo/retention_mean",
-    "gxpo/scale_mean",
-    "gxpo/displacement_ratio",
-    "gxpo/inactive_fraction",
-    "gxpo/theta_k_relative_error",
-    "grad/cos_g0_slow",
-)
-"""Diagnostics of which a run's row has the median over its steps."""
+MEDIANS = {
+    "gxpo/theta_k_relative_error": "error of θᴷ",
+    "gxpo/retention_mean": "retention",
+    "gxpo/scale_mean": "scale",
+    "gxpo/displacement_ratio": "displacement ratio",
+    "grad/cos_g0_slow": "cos(g⁰, g_slow)",
+    "gxpo/inactive_fraction": "inactive",
+}
+"""Diagnostics of which a run's row has the median over its steps, with their names in the report."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

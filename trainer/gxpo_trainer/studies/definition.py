@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from gxpo_trainer.compare.curves import PLATEAU
@@ -189,6 +190,11 @@ class Study(Settings):
             raise ValueError(f"{_RATE} = {list(rates)}: learning rates must be positive numbers")
 
     @property
+    def tested(self) -> set[str]:
+        """The arms whose comparison with the baseline is tested."""
+        return set(self.analysis.comparisons or self.arms) - {self.baseline}
+
+    @property
     def tuning(self) -> Ladder | Search:
         """What arms are tuned by."""
         tuning = self.search or self.ladder
@@ -330,11 +336,8 @@ def drawn(study: Study, arm: str, count: int) -> list[Point]:
     sizes = [len(values) for values in space.values()]
     points = []
     for index in random.Random(study.name).sample(range(math.prod(sizes)), min(count, math.prod(sizes))):
-        values = []
-        for size, of_setting in zip(sizes, space.values(), strict=True):
-            index, place = divmod(index, size)
-            values.append(of_setting[place])
-        points.append(point_of(dict(zip(space, values, strict=True))))
+        places = np.unravel_index(index, sizes, order="F")
+        points.append(point_of({name: space[name][place] for name, place in zip(space, places, strict=True)}))
     return points
 
 

@@ -89,8 +89,7 @@ def find(data: StudyData) -> Findings | None:
     groups = {arm: group for arm in study.arms if (group := data.group(arm)) and len(group.runs) == len(study.seeds)}
     if study.baseline not in groups:
         return None
-    reference = groups[study.baseline]
-    tested = set(plan.comparisons or study.arms) - {study.baseline}
+    reference, tested = groups[study.baseline], study.tested
     grids = common_grids(list(groups.values()))
     best = best_plateau(list(groups.values()), study.backward_passes, plan.plateau)
     targets = tuple(share * best for share in plan.targets)

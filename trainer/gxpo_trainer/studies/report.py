@@ -20,7 +20,7 @@ from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table, markdown, reach_cell
 from gxpo_trainer.reporting.figures import LineStyle, line_styles, png
 from gxpo_trainer.reporting.figures import compose as draw_curves
-from gxpo_trainer.studies.data import StudyData, key_of
+from gxpo_trainer.studies.data import MEDIANS, StudyData, key_of
 from gxpo_trainer.studies.definition import Study, registration, run_config
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
 
@@ -37,7 +37,12 @@ def plateau_table(data: StudyData, findings: Findings) -> Table:
         if (one := arm.against) is not None:
             over = bracket(one.over_problems) if one.over_problems else "–"
             p_values = map(_p_value, (one.p_value, one.adjusted, one.welch, one.equivalence))
-            cells = [bracket(one.difference), over, *p_values, one.verdict if arm.arm in tested(data) else "not tested"]
+            cells = [
+                bracket(one.difference),
+                over,
+                *p_values,
+                one.verdict if arm.arm in data.study.tested else "not tested",
+            ]
         rows.append((arm.label, bracket(arm.final, "%"), bracket(arm.plateau, "%"), *cells))
     span = f"from {_first_pass(data):g} to {data.study.backward_passes} backward passes"
     title = f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals."
@@ -115,24 +120,16 @@ def tuning_table(data: StudyData, findings: Findings) -> Table:
 
 
 def diagnostics_table(findings: Findings) -> Table:
-    names = {
-        "gxpo/theta_k_relative_error": "error of θᴷ",
-        "gxpo/retention_mean": "retention",
-        "gxpo/scale_mean": "scale",
-        "gxpo/displacement_ratio": "displacement ratio",
-        "grad/cos_g0_slow": "cos(g⁰, g_slow)",
-        "gxpo/inactive_fraction": "inactive",
-    }
     rows = [
-        (arm.label, *(_number(arm.medians.get(name)) for name in names), bracket(arm.final, "%"))
+        (arm.label, *(_number(arm.medians.get(name)) for name in MEDIANS), bracket(arm.final, "%"))
         for arm in findings.arms
         if arm.medians
     ]
     published = next(table for table in gxpo_paper().tables if table.name == "active_phase")
     paper = next(row for row in published.rows if row["k"] == PAPER_K)
-    stated = (paper.get(name.partition("/")[2]) for name in names)
+    stated = (paper.get(name.partition("/")[2]) for name in MEDIANS)
     rows.append((f"paper, K={PAPER_K}", *map(_number, stated), "–"))
-    return Table("Medians", ("arm", *names.values(), "final accuracy"), tuple(rows))
+    return Table("Medians", ("arm", *MEDIANS.values(), "final accuracy"), tuple(rows))
 
 
 def bracket(interval: Interval, unit: str = "") -> str:
@@ -144,11 +141,6 @@ def bracket(interval: Interval, unit: str = "") -> str:
 
 def _points(margin: float) -> str:
     return f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
-
-
-def tested(data: StudyData) -> set[str]:
-    """The arms whose comparison with the baseline is tested."""
-    return set(data.study.analysis.comparisons or data.study.arms) - {data.study.baseline}
 
 
 def _first_pass(data: StudyData) -> float:
@@ -271,7 +263,7 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     ]
     verdicts: dict[str, list[str]] = {}
     for arm in findings.candidates:
-        if arm.against is not None and arm.arm in tested(data):
+        if arm.against is not None and arm.arm in data.study.tested:
             verdicts.setdefault(arm.against.verdict, []).append(f"{arm.label} {bracket(arm.against.difference)}")
     told = [f"{verdict}: {', '.join(arms)}" for verdict, arms in sorted(verdicts.items())]
     if told:

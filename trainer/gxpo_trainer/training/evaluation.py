@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from gxpo_trainer.jsonl import check_output, plain
 from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
 from gxpo_trainer.planner.architectures import check_heads, positions
 from gxpo_trainer.reporting.identity import hash_path
-from gxpo_trainer.reporting.tables import scores_table
+from gxpo_trainer.reporting.tables import show_scores
 from gxpo_trainer.rollout.pool import RolloutPool, build_pool
 from gxpo_trainer.rollout.sources import RolloutSource, request_seed
 from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
@@ -194,9 +193,7 @@ def evaluate_model(args: argparse.Namespace) -> int:
     if args.out is not None:
         lines = [json.dumps(plain(record), ensure_ascii=False) for record in records]
         Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    # Without a terminal rich assumes 80 columns, which would wrap the intervals.
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(scores_table(records, args.samples))
+    show_scores(records, args.samples)
     return 0
 
 

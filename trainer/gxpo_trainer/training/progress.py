@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TextIO
 
-from gxpo_trainer.compare.evidence import hours
+from gxpo_client.formats import duration
 from gxpo_trainer.config import BudgetConfig
 
 _WINDOW = 20
@@ -95,5 +95,5 @@ def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left
         bound = f"/{budget.backward_passes}" if budget.backward_passes is not None else ""
         parts.append(f"passes {metrics['update/backward_passes_total']:.0f}{bound}")
     if left_s is not None:
-        parts.append(f"left {hours(left_s / 3600)}")
+        parts.append(f"left {duration(left_s)}")
     return "  ".join(parts)

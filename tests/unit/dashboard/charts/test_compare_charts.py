@@ -158,6 +158,8 @@ def test_records_become_rows_with_their_interval_where_it_is_known() -> None:
     frame = scores.scores_frame([{"step": 1, "benchmark": "b", "scores": {"maj@4": "NaN"}}], "maj@4", "a")
     assert math.isnan(frame["y"][0])
     assert math.isnan(frame["low"][0])
+    timed = [record(step, 0.5) | cost for step, cost in ((0, {"training_s": 0.0}), (5, {"training_s": 5400}), (9, {}))]
+    assert scores.scores_frame(timed, "pass@1", "a", "time")[["x", "step"]].to_numpy().tolist() == [[0, 0], [1.5, 5]]
 
 
 def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> None:
