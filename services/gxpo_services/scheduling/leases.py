@@ -64,7 +64,7 @@ def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | N
 
 def all_held(session: Session, owner: str) -> Sequence[Any]:
     """What decides on the next action of each run that `owner` holds; whole rows of a thousand runs take seconds."""
-    columns = (Run.id, Run.lease_token, Run.job_id, Run.state, Run.launched_at, Run.heartbeat_at, Run.request_at)
+    columns = (Run.id, Run.lease_token, Run.job_id, Run.state, Run.launched_at, Run.heartbeat_at, Run.requested_at)
     return session.execute(select(*columns).where(Run.lease_owner == owner, IS_EXECUTING)).all()
 
 

@@ -120,8 +120,9 @@ class RunSupervisor:
         silence_s = age_s(run.heartbeat_at, run.launched_at, self._api_away_at)
         if silence_s > API_PROBE_FRACTION * self.settings.heartbeat_s and not self.api_answers():
             self._api_away_at, silence_s = now, 0.0  # outages of the API do not count
-        ages = {"launch_age_s": age_s(run.launched_at), "silence_s": silence_s, "request_age_s": age_s(run.request_at)}
-        return decisions.next_action(RunState(run.state), job, self.settings, **ages)
+        since = {"launch_age_s": run.launched_at, "request_age_s": run.requested_at}
+        ages = {name: age_s(at) for name, at in since.items()}
+        return decisions.next_action(RunState(run.state), job, self.settings, silence_s=silence_s, **ages)
 
     @contextmanager
     def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run]]:
