@@ -68,18 +68,6 @@ def all_held(session: Session, owner: str) -> Sequence[Any]:
     return session.execute(select(*columns).where(Run.lease_owner == owner, IS_EXECUTING)).all()
 
 
-def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> None:
-    """Update columns other than the state, and the caller's object.
-
-    Raises StateChanged when the run was taken over or has changed its state.
-    """
-    query = update(Run).where(Run.number == run.number, Run.lease_token == held_token, Run.state == run.state)
-    result = session.execute(query.values(**values).execution_options(synchronize_session=False))
-    if result.rowcount != 1:  # type: ignore[attr-defined]
-        raise lifecycle.StateChanged(f"run {run.id} was taken over or changed its state")
-    session.refresh(run)
-
-
 def lock_queue(session: Session) -> None:
     """Serialize claims of all schedulers, so that quotas hold. SQLite serializes write transactions anyway."""
     if session.get_bind().dialect.name == "postgresql":
@@ -116,7 +104,7 @@ def begin(session: Session, run: Run, *, owner: str, actor: str, now: float, unt
     message = f"launch {values['launch']} started"
     # Fenced by the old token, which every claim increments.
     lifecycle.move(session, run, RunState.STARTING, actor=actor, message=message, lease_token=token, **values)
-    set_held(session, run, token, lease_owner=owner, lease_token=token + 1, lease_expires_at=until)
+    lifecycle.change(session, run, token, lease_owner=owner, lease_token=token + 1, lease_expires_at=until)
     return secret
 
 
@@ -134,7 +122,7 @@ def relaunch(
         values |= {"actor": actor, "message": message, "lease_token": lease_token}
         lifecycle.move(session, run, RunState.RECOVERING, **values)
     else:
-        set_held(session, run, lease_token, updated_at=now, **values)
+        lifecycle.change(session, run, lease_token, updated_at=now, **values)
         events.record(session, run.number, actor, "recovery", message)
     return secret
 

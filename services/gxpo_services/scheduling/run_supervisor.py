@@ -151,7 +151,7 @@ class RunSupervisor:
             with self._writing(run, hold) as (session, current):
                 if current.state != run.state:
                     return
-                leases.set_held(session, current, hold.lease_token, run_token_sha256=hash_token(secret))
+                lifecycle.change(session, current, hold.lease_token, run_token_sha256=hash_token(secret))
             hold.secret = secret
         forget_lost_lines(self.database, run.id, folder, run.launch, hold.lease_token)
         try:
