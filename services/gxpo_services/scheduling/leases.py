@@ -7,7 +7,6 @@ which must agree to within a fraction of `lease_s`; one far beyond any lease is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,22 +49,10 @@ def take_over(session: Session, owner: str, now: float, until: float) -> dict[st
     return dict(session.execute(query.execution_options(synchronize_session=False)).all())
 
 
-def num_held_by_others(session: Session, owner: str, run_ids: Collection[str]) -> int:
-    """How many of these runs execute under the lease of another scheduler."""
-    query = select(func.count()).where(Run.id.in_(run_ids), Run.lease_owner != owner, IS_EXECUTING)
-    return session.scalar(query) or 0
-
-
 def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | None:
     """The current row of a run; None when `owner` no longer holds it or it no longer executes."""
     query = select(Run).where(Run.id == run_id, Run.lease_owner == owner, Run.lease_token == lease_token, IS_EXECUTING)
     return session.scalar(query)
-
-
-def all_held(session: Session, owner: str) -> Sequence[Any]:
-    """What decides on the next action of each run that `owner` holds; whole rows of a thousand runs take seconds."""
-    columns = (Run.id, Run.lease_token, Run.job_id, Run.state, Run.launched_at, Run.heartbeat_at, Run.requested_at)
-    return session.execute(select(*columns).where(Run.lease_owner == owner, IS_EXECUTING)).all()
 
 
 def lock_queue(session: Session) -> None:

@@ -250,8 +250,9 @@ class Scheduler:
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()
         if dropped:
+            by_others = (Run.id.in_(dropped), Run.lease_owner != self.owner, leases.IS_EXECUTING)
             with self._database.reading() as session:
-                self._counters.lost_leases += leases.num_held_by_others(session, self.owner, dropped)
+                self._counters.lost_leases += session.scalar(select(func.count()).where(*by_others)) or 0
         self._held = {run_id: known.get(run_id) or Hold(token, now) for run_id, token in (held | taken).items()}
 
     def _count(self) -> None:
