@@ -28,17 +28,6 @@ from gxpo_services.settings import ServiceSettings
 
 Found = TypeVar("Found", Run, Group)
 
-# What happens at the same time, at most; the rest waits without occupying a thread.
-MAX_SESSIONS = 24
-"""Writing sessions. If all 40 threads of the pool waited for a lock, its holder would get none to finish in."""
-REPORTS_AT_ONCE = 4
-"""Reports of trainers: enough to share commits of PostgreSQL; more only take the GIL from each other."""
-READS_AT_ONCE = 2
-"""Reading sessions. They share the GIL: with more of them, short queries wait for long ones."""
-PROBES_AT_ONCE = 2
-"""Readiness probes. They need no token, so a locked database must not let them occupy threads and connections."""
-HEAVY_AT_ONCE = 1
-
 
 class Slots:
     """Limit of the open responses of one kind that take long: streams, exports, comparisons.
