@@ -14,7 +14,7 @@ from gxpo_services.api import errors
 from gxpo_services.api.connections import most_connections
 from gxpo_services.api.dependencies import Slots
 from gxpo_services.api.feed import ChangeFeed
-from gxpo_services.api.middleware import HttpMetrics, RequestMiddleware, describe, operation_id
+from gxpo_services.api.middleware import TAGS, HttpMetrics, RequestMiddleware, describe, operation_id
 from gxpo_services.api.principals import TokenUses
 from gxpo_services.auth.tokens import router as tokens
 from gxpo_services.compare.endpoints import router as comparisons
@@ -90,6 +90,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json",
         generate_unique_id_function=operation_id,
+        openapi_tags=TAGS,
     )
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.database_timeout_s)

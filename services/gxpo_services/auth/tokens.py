@@ -92,7 +92,7 @@ def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenVi
     return NewTokenView(token=secret, **TokenView.model_validate(row).model_dump())
 
 
-router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 422, 503))
 
 
 @router.get("/me", summary="The current token")

@@ -32,7 +32,7 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 
-router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 422, 503))
 
 _MADE = creation_responses(schemas.RunDetail, "run", "The run is queued.", "The run that this key created before.")
 _MOST_EQUAL_RUNS = 10
@@ -56,12 +56,7 @@ def submit_run(body: schemas.RunRequest, by: Submission) -> Response:
     return _add(by, run, body.tags, "cloned" if parent else "submitted")
 
 
-@router.post(
-    "/validate",
-    summary="Check a run without submitting it",
-    response_model=schemas.RunValidation,
-    responses=responses(400, 413),
-)
+@router.post("/validate", summary="Check a run without submitting it", response_model=schemas.RunValidation)
 def validate_run(body: schemas.RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
     """All invalid settings, the cost in backward passes, the complete config, and earlier runs with the same config."""
     try:
@@ -141,7 +136,7 @@ def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     "/{run_id}",
     summary="Change a run's name, tags, notes, priority",
     response_model=schemas.RunDetail,
-    responses=WITH_ETAG | responses(400, 404, 412, 413),
+    responses=WITH_ETAG | responses(404, 412),
 )
 def patch_run(
     run_id: RunId, body: schemas.RunPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None
@@ -173,11 +168,7 @@ def delete_run(run_id: RunId, principal: Submitter, session: WriteSession) -> No
 
 
 @router.post(
-    "/actions",
-    summary="One action on many runs",
-    response_model=schemas.BulkAnswer,
-    responses=responses(400, 413),
-    dependencies=[FilesRemoved],
+    "/actions", summary="One action on many runs", response_model=schemas.BulkAnswer, dependencies=[FilesRemoved]
 )
 def act_on_runs(body: schemas.BulkRequest, principal: Submitter, session: WriteSession) -> Response:
     """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that

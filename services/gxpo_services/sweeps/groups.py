@@ -142,7 +142,7 @@ _MOST_RUNS = 1000
 _ORDER = "-groups"
 CANCELLED = "cancelled"
 """Member of a group's spec: a study queues no further runs."""
-router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 422, 503))
 
 _CREATED = ("group", "Created.", "The resource that this key created before.")
 
@@ -168,7 +168,7 @@ def submit_sweep(body: SweepRequest, by: Submission) -> Response:
     return by.created(_answer(by.session, group), True, "get_group", group_id=group_id)
 
 
-@router.post("/sweeps/validate", summary="Check a sweep without submitting it", responses=responses(400, 413))
+@router.post("/sweeps/validate", summary="Check a sweep without submitting it")
 def validate_sweep(body: SweepRequest, _: Submitter, settings: Settings) -> SweepPlan:
     """All invalid settings, or the runs of the sweep and their cost in backward passes."""
     try:
@@ -242,7 +242,7 @@ def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     "/groups/{group_id}",
     summary="Rename a group",
     response_model=GroupView,
-    responses=WITH_ETAG | responses(400, 404, 412, 413),
+    responses=WITH_ETAG | responses(404, 412),
 )
 def rename_group(
     group_id: GroupId, body: GroupPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None

@@ -190,7 +190,7 @@ def _view(session: Session, group: Group) -> StudyView:
     )
 
 
-router = APIRouter(route_class=ServiceRoute, tags=["studies"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["studies"], responses=responses(401, 422, 503))
 
 
 @router.post(
