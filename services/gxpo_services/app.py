@@ -10,10 +10,11 @@ import anyio
 from fastapi import FastAPI
 
 from gxpo_services import logging
-from gxpo_services.api import dependencies, errors
+from gxpo_services.api import errors
 from gxpo_services.api.connections import most_connections
+from gxpo_services.api.dependencies import Slots
 from gxpo_services.api.feed import ChangeFeed
-from gxpo_services.api.middleware import HttpMetrics, RequestMiddleware, describe, operation_id
+from gxpo_services.api.middleware import TAGS, HttpMetrics, RequestMiddleware, describe, operation_id
 from gxpo_services.api.principals import TokenUses
 from gxpo_services.auth.tokens import router as tokens
 from gxpo_services.compare.endpoints import router as comparisons
@@ -38,14 +39,6 @@ from gxpo_services.sweeps.groups import router as groups
 from gxpo_services.sweeps.studies import router as studies
 
 PREFIX = "/api/v1"
-STREAMS_OF_ONE = 20
-"""Open streams of logs and events of one token. All together have half of the connections."""
-HEAVY_UNDER_WAY, HEAVY_OF_ONE = 32, 4
-"""Comparisons and heat maps that are computed or wait for their turn: of a process, and of one token."""
-EXPORTS_AT_ONCE, EXPORTS_OF_ONE = 8, 2
-"""Running exports; each occupies a thread of the pool."""
-DOWNLOADS_AT_ONCE, DOWNLOADS_OF_ONE = 8, 2
-"""Downloads of policies; each has all its files open."""
 
 
 def create_app(settings: ServiceSettings | None = None) -> FastAPI:
@@ -65,19 +58,20 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
             upgrade(settings.url)
         settings.artifacts.mkdir(parents=True, exist_ok=True)
         files.remove_deleted(settings.artifacts, database)  # what a crash has left
-        # SQLite has one writer: others would wait in a thread, and by sleeping.
-        app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else dependencies.MAX_SESSIONS)
-        app.state.report_gate = (
-            app.state.session_gate if database.is_sqlite else anyio.Semaphore(dependencies.REPORTS_AT_ONCE)
-        )
-        app.state.read_gate = anyio.Semaphore(dependencies.READS_AT_ONCE)
-        app.state.probe_gate = anyio.Semaphore(dependencies.PROBES_AT_ONCE)
-        app.state.heavy_gate = anyio.Semaphore(dependencies.HEAVY_AT_ONCE)
-        app.state.stream_slots = dependencies.Slots("streams", most_connections() // 2, STREAMS_OF_ONE)
+        # What happens at the same time, at most; the rest waits without occupying a thread. If all 40 threads of the
+        # pool waited for a lock, its holder would get none to finish in. SQLite has one writer.
+        app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else 24)
+        # Enough to share commits of PostgreSQL; more only take the GIL from each other.
+        app.state.report_gate = app.state.session_gate if database.is_sqlite else anyio.Semaphore(4)
+        app.state.read_gate = anyio.Semaphore(2)  # they share the GIL: short queries wait for long ones
+        app.state.probe_gate = anyio.Semaphore(2)  # without a token: not for many threads of a locked database
+        app.state.heavy_gate = anyio.Semaphore(1)
+        # Open responses of all tokens, and of one.
+        app.state.stream_slots = Slots("streams", most_connections() // 2, 20)
+        app.state.heavy_slots = Slots("comparisons and heat maps", 32, 4)  # computed, or waiting for their turn
+        app.state.export_slots = Slots("exports", 8, 2)  # each occupies a thread of the pool
+        app.state.download_slots = Slots("downloads", 8, 2)  # each has all its files open
         app.state.changes = ChangeFeed(database, run_changes.messages)
-        app.state.heavy_slots = dependencies.Slots("comparisons and heat maps", HEAVY_UNDER_WAY, HEAVY_OF_ONE)
-        app.state.export_slots = dependencies.Slots("exports", EXPORTS_AT_ONCE, EXPORTS_OF_ONE)
-        app.state.download_slots = dependencies.Slots("downloads", DOWNLOADS_AT_ONCE, DOWNLOADS_OF_ONE)
         uses = app.state.token_uses = TokenUses()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(uses.keep_writing, database)
@@ -96,6 +90,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json",
         generate_unique_id_function=operation_id,
+        openapi_tags=TAGS,
     )
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.database_timeout_s)

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from gxpo_services.api.dependencies import find
 from gxpo_services.api.fields import new_id
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
@@ -108,7 +109,7 @@ def evaluated_run(
 def finish(database: Database, run_id: str, accuracies: list[float]) -> None:
     """A submitted run brought to its end: one step, one pass and 6 s between two evaluations, of four problems each."""
     with database.reading() as session:
-        run = service.find(session, run_id)
+        run = find(session, Run, run_id)
         identity = run_identity(RunConfig.model_validate(run.config), policy_sha256="policy")
     metrics, evaluations = [], []
     for step, accuracy in enumerate(accuracies):

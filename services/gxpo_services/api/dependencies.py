@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -23,19 +23,10 @@ from gxpo_services.api.errors import Forbidden, LimitReached, NotFound, Unauthor
 from gxpo_services.api.fields import RunId, read_json
 from gxpo_services.api.principals import Principal, Role, TokenUses, find_by_secret
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run
+from gxpo_services.db.tables import Group, Run
 from gxpo_services.settings import ServiceSettings
 
-# What happens at the same time, at most; the rest waits without occupying a thread.
-MAX_SESSIONS = 24
-"""Writing sessions. If all 40 threads of the pool waited for a lock, its holder would get none to finish in."""
-REPORTS_AT_ONCE = 4
-"""Reports of trainers: enough to share commits of PostgreSQL; more only take the GIL from each other."""
-READS_AT_ONCE = 2
-"""Reading sessions. They share the GIL: with more of them, short queries wait for long ones."""
-PROBES_AT_ONCE = 2
-"""Readiness probes. They need no token, so a locked database must not let them occupy threads and connections."""
-HEAVY_AT_ONCE = 1
+Found = TypeVar("Found", Run, Group)
 
 
 class Slots:
@@ -215,6 +206,17 @@ async def _heavy(request: Request, principal: Viewer) -> AsyncIterator[None]:
 
 Heavy = Depends(_heavy, scope="function")
 """Dependency of a route whose response takes long to compute; it waits for its turn before it holds a session."""
+
+
+def find(session: Session, table: type[Found], public_id: str, *, lock: bool = False) -> Found:
+    """A run or group by its public id. lock: SELECT … FOR UPDATE. Raises NotFound."""
+    query = select(table).where(table.id == public_id)
+    if lock:
+        query = query.with_for_update(of=table).execution_options(populate_existing=True)
+    row = session.scalar(query)
+    if row is None:
+        raise NotFound(f"there is no {table.__name__.lower()} {public_id}")
+    return row
 
 
 def run_number(session: Session, run_id: str) -> int:

@@ -137,20 +137,17 @@ class Invalid(Problem, status=422, title="Invalid request"):
 
 
 def problem_response(
-    kind: type[Problem] | None,
+    kind: type[Problem],
     detail: str,
     errors: Sequence[FieldError] = (),
     *,
-    status: int = 0,
     headers: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> JSONResponse:
-    """An error response. status: of a problem without a kind, whose title is `detail`."""
-    uri, title, status = ("about:blank", detail, status) if kind is None else (kind.type, kind.title, kind.status)
-    members = [error.model_dump() for error in errors]
-    body = {"type": uri, "title": title, "status": status, "detail": detail, "errors": members, **extra}
-    own = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(status, {})
-    return JSONResponse(body, status, headers={**own, **(headers or {})}, media_type=MEDIA_TYPE)
+    about = {"type": kind.type, "title": kind.title, "status": kind.status}
+    body = {**about, "detail": detail, "errors": [error.model_dump() for error in errors], **extra}
+    own = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(kind.status, {})
+    return JSONResponse(body, kind.status, headers={**own, **(headers or {})}, media_type=MEDIA_TYPE)
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -178,12 +175,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> JSONResponse:
-        kind, detail, headers = _BY_STATUS.get(error.status_code), str(error.detail), dict(error.headers or {})
+        kind, headers = _BY_STATUS[error.status_code], dict(error.headers or {})
         if kind is MethodNotAllowed:  # Starlette names the methods of one route, and each route here has one
             matching = (route for route in request.app.routes if isinstance(route, Route))
             matching = (route for route in matching if route.matches(request.scope)[0] is not Match.NONE)
             headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
-        return problem_response(kind, detail, status=error.status_code, headers=headers)
+        return problem_response(kind, str(error.detail), headers=headers)
 
     @app.exception_handler(PoolTimeout)
     @app.exception_handler(OperationalError)

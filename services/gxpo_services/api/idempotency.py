@@ -18,8 +18,8 @@ from pydantic_core import to_json
 from sqlalchemy import delete, select, tuple_
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.dependencies import Settings, Submitter, WriteSession
-from gxpo_services.api.errors import Conflict, PreconditionFailed, responses
+from gxpo_services.api.dependencies import Found, Settings, Submitter, WriteSession
+from gxpo_services.api.errors import Conflict, Gone, PreconditionFailed, responses
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import INSERTS
 from gxpo_services.db.tables import IdempotencyKey
@@ -49,7 +49,9 @@ def delete_expired_keys(session: Session, before: float, most: int) -> int:
 
 
 IfMatch = Annotated[str | None, Header(max_length=1000, description="ETag of the version to change, or *; else 412.")]
-ETAG_HEADER = {"ETag": {"description": "Version of what can be edited; for If-Match.", "schema": {"type": "string"}}}
+_ETAG_HEADER = {"ETag": {"description": "Version of what can be edited; for If-Match.", "schema": {"type": "string"}}}
+WITH_ETAG: dict[int | str, Any] = {200: {"headers": _ETAG_HEADER}}
+"""Response of a route whose answer has that header."""
 
 
 def etag(content: Any) -> str:
@@ -89,16 +91,17 @@ class Creation:
     request: Request
     key: IdempotencyHeader = None
 
-    def claim(self, action: str, body: BaseModel, kind: str) -> tuple[str, bool]:
-        """Id of the resource to create, or of the one that an identical request with this key created; whether new.
+    def claim(self, action: str, body: BaseModel, table: type[Found]) -> tuple[str, Found | None]:
+        """Id of the run or group to create; and the one that an identical request with this key created, if any.
 
-        action: part of what the key stands for. kind: the letter of the id. Keys are scoped to a token. A failed
-        request releases its key with its transaction. Keys expire after GXPO_IDEMPOTENCY_S (scheduling/scheduler.py).
-        Raises Conflict when the key was used for a different request.
+        action: part of what the key stands for. Keys are scoped to a token. A failed request releases its key with its
+        transaction. Keys expire after GXPO_IDEMPOTENCY_S (scheduling/scheduler.py). Raises Conflict when the key was
+        used for a different request, Gone when what it created was deleted.
         """
-        new = new_id(kind)
+        kind = table.__name__.lower()
+        new = new_id(kind[0])
         if self.key is None:
-            return new, True
+            return new, None
         # A field that requests of earlier versions lack counts only where it is set: their keys stay valid.
         later = {"clone_of"} if getattr(body, "clone_of", None) is None else None
         content = json.dumps([action, body.model_dump(exclude=later)], sort_keys=True, default=str)
@@ -112,7 +115,12 @@ class Creation:
             owner = self.session.get(IdempotencyKey, (self.principal.token_id, self.key))
         if owner.body_sha256 != sha256:
             raise Conflict(f"Idempotency-Key {self.key!r} was used for a different request; use a new key")
-        return owner.resource_id, owner.resource_id == new
+        if owner.resource_id == new:
+            return new, None
+        earlier = self.session.scalar(select(table).where(table.id == owner.resource_id))
+        if earlier is None:
+            raise Gone(f"{kind} {owner.resource_id}, created with this Idempotency-Key, was deleted; use a new key")
+        return owner.resource_id, earlier
 
     def created(self, body: BaseModel, is_new: bool, route: str, **path: str) -> Response:
         """201 for a new resource, 200 for one created before with this key, with its location."""

@@ -10,14 +10,12 @@ from typing import Any
 import anyio
 import structlog
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gxpo_services.api.errors import (
-    PROBLEM,
     InternalError,
     ProblemDetails,
     TooLarge,
@@ -169,31 +167,23 @@ def operation_id(route: APIRoute) -> str:
 
 
 def describe(app: FastAPI) -> None:
-    """Make `app.openapi()` return the complete description, built once."""
+    """Make `app.openapi()` return the complete description."""
 
     def build() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = get_openapi(
-                title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=TAGS
-            )
-            components = schema.setdefault("components", {}).setdefault("schemas", {})
-            problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
-            components.update(problem.pop("$defs", {}))
-            components["ProblemDetails"] = problem
-            for unused in ("HTTPValidationError", "ValidationError"):
-                components.pop(unused, None)
-            for path in schema["paths"].values():
-                for operation in path.values():
-                    # Any body can be malformed or too large. FastAPI's own 422 has another schema.
-                    more = responses(400, 408, 413) if "requestBody" in operation else {}
-                    if "401" in operation["responses"]:
-                        more |= responses(403)  # a token for /metrics alone
-                    answers = {str(status): text for status, text in more.items()} | operation["responses"]
-                    for status, text in answers.items():
-                        if status.isdigit() and int(status) >= 400:
-                            text["content"] = PROBLEM
-                    operation["responses"] = answers
-            app.openapi_schema = schema
-        return app.openapi_schema
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        schema = FastAPI.openapi(app)
+        components = schema["components"]["schemas"]
+        problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
+        components.update(problem.pop("$defs"))
+        components["ProblemDetails"] = problem
+        for path in schema["paths"].values():
+            for operation in path.values():
+                # Any body can be malformed or too large.
+                more = responses(400, 408, 413) if "requestBody" in operation else {}
+                if "401" in operation["responses"]:
+                    more |= responses(403)  # a token for /metrics alone
+                operation["responses"] = {str(status): more[status] for status in more} | operation["responses"]
+        return schema
 
     app.openapi = build  # type: ignore[method-assign]

@@ -92,7 +92,7 @@ def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenVi
     return NewTokenView(token=secret, **TokenView.model_validate(row).model_dump())
 
 
-router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 422, 503))
 
 
 @router.get("/me", summary="The current token")
@@ -137,23 +137,14 @@ def revoke_token(token_id: str, principal: Admin, session: WriteSession) -> Toke
 
 
 def prepare_local(settings: ServiceSettings) -> None:
-    """Migrate the database and create the local token if it is missing. Idempotent."""
+    """Migrate the database and create the local admin token (mode 0600) unless there is a valid one. Idempotent."""
     make_home(settings)
     upgrade(settings.url)
+    file = settings.local_token_file
     with closing(Database(settings.url)) as database, database.writing() as session:
-        ensure_local_token(session, settings.local_token_file)
-
-
-def ensure_local_token(session: Session, file: Path) -> str:
-    """The local admin token: read from its file, or created at the first start (mode 0600)."""
-    if file.exists():
-        secret = file.read_text(encoding="utf-8").strip()
-        if find_by_secret(session, secret) is not None:
-            return secret
-    made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, made.token + "\n")
-    return made.token
+        if not file.exists() or find_by_secret(session, file.read_text(encoding="utf-8").strip()) is None:
+            made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
+            replace_file(file, made.token + "\n")
 
 
 def replace_file(file: Path, content: str, mode: int = 0o600) -> None:

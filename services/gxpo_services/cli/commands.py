@@ -25,7 +25,7 @@ def runs(args: argparse.Namespace, client: Client) -> None:
     names = ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order", "limit", "archived")
     rows = client.all_of("/runs", **{name: getattr(args, name) for name in names})
     if rows and not args.json:
-        tables.SCREEN.print(tables.runs_table(rows))
+        tables.SCREEN.print(tables.table(tables.RUN_HEADER, list(map(tables.run_row, rows)), left=5))
     else:
         output(args, rows, note="no matching runs; submit one with `gxpo submit --preset demo`")
 

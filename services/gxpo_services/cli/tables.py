@@ -31,14 +31,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title:
     return grid
 
 
-_RUN_HEADER = "id,name,state,rule,progress,steps,backward passes,accuracy,reward,left,age".split(",")
+RUN_HEADER = "id,name,state,rule,progress,steps,backward passes,accuracy,reward,left,age".split(",")
 
 
-def runs_table(runs: Sequence[Json]) -> Table:
-    return table(_RUN_HEADER, [_run_row(run) for run in runs], left=5)
-
-
-def _run_row(run: Json) -> tuple[str | Text, ...]:
+def run_row(run: Json) -> tuple[str | Text, ...]:
     progress = run["progress"]
     return (
         run["id"],
@@ -72,7 +68,7 @@ def state_text(run: Json) -> Text:
 
 def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table | Text]:
     """Headline, settings, progress and latest events of a run."""
-    about = dict(zip(_RUN_HEADER, _run_row(run), strict=True)) | {
+    about = dict(zip(RUN_HEADER, run_row(run), strict=True)) | {
         "name": one_line(run["name"]),
         "tokens": f"{run['progress']['tokens']:.0f}",
         "training time": duration(run["progress"]["training_s"]),

@@ -25,7 +25,7 @@ from gxpo_services.compare.loading import select_runs, split_ids
 from gxpo_services.compare.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
 from gxpo_services.db.database import Database
 
-router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 404, 422, 503))
 
 _TEXT = {"schema": {"type": "string"}}
 _FILES: dict[int | str, dict[str, Any]] = {

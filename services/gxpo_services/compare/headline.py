@@ -17,7 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_client.formats import figure, percent
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, find
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.db.tables import Run
@@ -152,7 +152,7 @@ router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(
 def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView:
     """State, gate, last and best evaluation, and the difference at equal backward passes to the baseline that its group
     has for its seed, if any."""
-    run = service.find(session, run_id)
+    run = find(session, Run, run_id)
     (view,) = service.views(session, [run.number])
     holders: dict[str, str] = {}
     if run.state == RunState.QUEUED:

@@ -14,7 +14,8 @@ from typing import Any
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.errors import Invalid, NotFound
+from gxpo_services.api.dependencies import find
+from gxpo_services.api.errors import Invalid
 from gxpo_services.compare import loading
 from gxpo_services.compare.loading import Loaded
 from gxpo_services.compare.schemas import (
@@ -207,9 +208,7 @@ _VALUES: dict[Shown, Callable[[RunCurves], float | None]] = {
 
 def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> HeatMapView:
     """Heat map of a group. Raises NotFound; Invalid when the group does not vary the two settings."""
-    group = session.scalar(select(Group).where(Group.id == group_id))
-    if group is None:
-        raise NotFound(f"there is no group {group_id}")
+    group = find(session, Group, group_id)
     runs = session.scalars(
         select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
     ).all()

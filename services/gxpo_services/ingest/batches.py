@@ -6,7 +6,7 @@ A null row stands for an omitted line; it counts as a line and has no content.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -32,8 +32,8 @@ KINDS: tuple[Kind, ...] = ("metrics", "samples", "evaluations", "events")
 MOST_ROWS = 10_000
 KINDS_OF_SERVICE = ("state", "recovery")
 """Kinds of events that a trainer may not report: alerts depend on them, and a trainer may run a submitter's code."""
-_ODD_TEXT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
-"""Escapes of characters that a database cannot store: NUL and lone surrogates."""
+_ODD_ESCAPE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+"""Of characters that a database cannot store: NUL and lone surrogates."""
 
 
 def _decoded(value: Any) -> float:
@@ -177,9 +177,6 @@ class Batch:
 def parse(body: bytes) -> Batch:
     """The batch in a request's body. Raises Invalid, which names the row, and TooLarge."""
     content = read_json(body, "body")
-    if isinstance(content, dict):
-        replace_odd_characters(content.get("outcome"))
-    check_texts(body, content, "")
     try:
         request = IngestRequest.model_validate(content)
     except ValidationError as error:
@@ -208,36 +205,20 @@ def parse(body: bytes) -> Batch:
 
 
 def read_json(data: bytes, place: str) -> Any:
-    """Strict JSON. Raises Invalid."""
+    """Strict JSON, with U+FFFD for each character that a database cannot store. Raises Invalid."""
     try:
-        return fields.read_json(data)
+        content = fields.read_json(data)
     except ValueError as error:
         raise Invalid.of(place, f"is not valid JSON ({error})") from None
+    return _storable(content) if _ODD_ESCAPE.search(data) else content
 
 
-def replace_odd_characters(outcome: Any) -> None:
-    """Replace what a database cannot store in the message of an outcome: the reason of a failure must not be lost."""
-    if isinstance(outcome, dict) and isinstance(outcome.get("message"), str):
-        outcome["message"] = fields.ODD_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", outcome["message"])
-
-
-def check_texts(data: bytes, content: Any, place: str) -> None:
-    """Check that a database can store all texts of `content`, parsed from `data`. Raises Invalid."""
-    for where, text in _texts(content, place) if _ODD_TEXT.search(data) else ():
-        if fields.ODD_CHARACTER.search(text):
-            raise Invalid.of(where or "body", "a text contains NUL or a lone surrogate, which cannot be stored")
-
-
-def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+def _storable(value: Any) -> Any:
     if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield place, key
-            yield from _texts(item, f"{place}.{key[:40]}" if place else key[:40])
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _texts(item, f"{place}[{number}]")
+        return fields.ODD_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, dict):
+        return {_storable(name): _storable(item) for name, item in value.items()}
+    return [_storable(item) for item in value] if isinstance(value, list) else value
 
 
 def parse_row(kind: Kind, row: Any, place: str) -> Any:

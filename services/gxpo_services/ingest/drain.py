@@ -150,7 +150,6 @@ def _rows(kind: batches.Kind, name: str, file: BinaryIO, begin: int) -> Iterator
         yield from waiting
         waiting.clear()
         try:
-            batches.check_texts(line, content, place)
             yield batches.parse_row(kind, content, place), None, len(line)
         except Invalid as error:
             yield None, error.detail, len(line)
@@ -181,11 +180,6 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 def _read(files: RunFiles, name: str) -> Any:
     """A JSON file of the run; None when it is missing or invalid."""
     try:
-        data = files.read(name, most_bytes=_LONGEST_LINE)
-        content = batches.read_json(data, name)
-        if name == OUTCOME:
-            batches.replace_odd_characters(content)
-        batches.check_texts(data, content, name)
-        return content
+        return batches.read_json(files.read(name, most_bytes=_LONGEST_LINE), name)
     except (OSError, ValueError, Invalid):
         return None

@@ -294,7 +294,7 @@ def _receive(database: Database, run_id: str, token: str, body: bytes) -> Ingest
     "/runs/{run_id}/ingest",
     summary="Report to the service (trainers)",
     response_model=IngestView,
-    responses=responses(409, 410, 413),
+    responses=responses(409, 410),
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _INGEST}}}},
 )
 async def ingest(request: Request, run_id: RunId, token: BearerToken, database: DatabaseDep) -> Response:

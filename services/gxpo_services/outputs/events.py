@@ -100,7 +100,7 @@ def _insert_pending(session: Session) -> None:
 
 
 router = run_router()
-audit_router = APIRouter(route_class=ServiceRoute, tags=["tokens"], responses=responses(401, 403, 422, 503))
+audit_router = APIRouter(route_class=ServiceRoute, tags=["tokens"], responses=responses(401, 422, 503))
 _AUDIT_ORDER = "-audit"
 _ORDERS = {"asc": "+events", "desc": "-events"}
 

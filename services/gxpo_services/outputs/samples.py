@@ -5,7 +5,7 @@ A later attempt replaces the steps from its first one on."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 from fastapi import Query, Response
@@ -131,21 +131,6 @@ def arrived_samples(session: Session, run_number: int, *, after: int, limit: int
     return list(session.scalars(query.order_by(Sample.number).limit(limit)))
 
 
-def newest_samples(
-    session: Session, run_number: int, wanted: Mapping[str, Any], *, after: tuple[int, int] | None, limit: int
-) -> list[Sample]:
-    """Samples of the newest step first, those of a step in order of arrival.
-
-    wanted: column → its value; None for any. after: step and number of a sample.
-    """
-    query = select(Sample).where(Sample.run_number == run_number, _not_replaced(Sample))
-    query = query.filter_by(**{name: value for name, value in wanted.items() if value is not None})
-    if after is not None:
-        last_step, last_number = after
-        query = query.where(Sample.step <= last_step, or_(Sample.step < last_step, Sample.number > last_number))
-    return list(session.scalars(query.order_by(Sample.step.desc(), Sample.number).limit(limit)))
-
-
 def group_counts(session: Session, rows: Sequence[Sample]) -> list[SampleGroupView]:
     """Responses of the groups that these samples of a run belong to, in order of their first sample."""
     if not rows:
@@ -219,14 +204,16 @@ def samples(
 ) -> SamplePage:
     """Training samples of the effective history, newest step first, paged."""
     number = run_number(session, run_id)
-    after = None
+    wanted = {"step": step, "verdict": verdict, "group_index": group, "sample_index": sample, "prompt_id": prompt_id}
+    query = select(Sample).where(Sample.run_number == number, _not_replaced(Sample))
+    query = query.filter_by(**{name: value for name, value in wanted.items() if value is not None})
     if cursor is not None:
         match = _CURSOR.fullmatch(cursor)
-        after = (int(match[1]), int(match[2])) if match else (MAX_STEP + 1, 0)
-        if after[0] > MAX_STEP:
+        if match is None or int(match[1]) > MAX_STEP:
             raise Invalid.of("cursor", "is not a cursor; pass next_cursor of an earlier response unchanged")
-    wanted = {"step": step, "verdict": verdict, "group_index": group, "sample_index": sample, "prompt_id": prompt_id}
-    rows = newest_samples(session, number, wanted, after=after, limit=limit + 1)
+        last_step, last_number = map(int, match.groups())
+        query = query.where(Sample.step <= last_step, or_(Sample.step < last_step, Sample.number > last_number))
+    rows = session.scalars(query.order_by(Sample.step.desc(), Sample.number).limit(limit + 1)).all()
     last = rows[limit - 1] if len(rows) > limit else None
     return SamplePage(
         items=[SampleView.model_validate(row, from_attributes=True) for row in rows[:limit]],

@@ -300,7 +300,7 @@ class PresetView(BaseModel):
     config: dict[str, Any] = Field(description="The config as nested settings.")
 
 
-router = APIRouter(tags=["groups"], responses=responses(401, 403, 422, 503))
+router = APIRouter(tags=["groups"], responses=responses(401, 422, 503))
 
 
 @router.get("/schema", summary="The config's JSON schema")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, BackgroundTasks, Depends, Query, Response
 from sqlalchemy import select
@@ -16,13 +16,14 @@ from gxpo_services.api.dependencies import (
     Submitter,
     Viewer,
     WriteSession,
+    find,
 )
-from gxpo_services.api.errors import Conflict, FieldError, Gone, Invalid, Problem, ProblemDetails, responses
+from gxpo_services.api.errors import Conflict, FieldError, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.idempotency import ETAG_HEADER, IfMatch, Submission, answer, creation_responses
+from gxpo_services.api.idempotency import WITH_ETAG, IfMatch, Submission, answer, creation_responses
 from gxpo_services.api.principals import Role
 from gxpo_services.db.tables import STUDY, Group, Run
-from gxpo_services.outputs import events, files
+from gxpo_services.outputs import files
 from gxpo_services.run_states import TERMINAL, Action
 from gxpo_services.runs import listing, schemas, service
 from gxpo_services.runs.configs import checked, invalid, overridden, settings_of, stored
@@ -31,9 +32,8 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 
-router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 422, 503))
 
-_WITH_ETAG: dict[int | str, Any] = {200: {"headers": ETAG_HEADER}}
 _MADE = creation_responses(schemas.RunDetail, "run", "The run is queued.", "The run that this key created before.")
 _MOST_EQUAL_RUNS = 10
 
@@ -43,25 +43,20 @@ _MOST_EQUAL_RUNS = 10
 )
 def submit_run(body: schemas.RunRequest, by: Submission) -> Response:
     """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
-    run_id, is_new = by.claim("submit", body, "r")
-    if not is_new:
-        return _repeated(by, run_id)
+    run_id, earlier = by.claim("submit", body, Run)
+    if earlier is not None:
+        return _created(by, earlier, is_new=False)
     config, group = _prepared(by.session, by.settings, body)
     service.check_priority(by.principal, body.priority)
     service.check_queue(by.session, by.settings, by.principal)
-    parent = (service.find(by.session, body.clone_of), "clone") if body.clone_of else None
+    parent = (find(by.session, Run, body.clone_of), "clone") if body.clone_of else None
     run = service.new_run(
         config, by.principal, run_id=run_id, notes=body.notes, priority=body.priority, group=group, parent=parent
     )
     return _add(by, run, body.tags, "cloned" if parent else "submitted")
 
 
-@router.post(
-    "/validate",
-    summary="Check a run without submitting it",
-    response_model=schemas.RunValidation,
-    responses=responses(400, 413),
-)
+@router.post("/validate", summary="Check a run without submitting it", response_model=schemas.RunValidation)
 def validate_run(body: schemas.RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
     """All invalid settings, the cost in backward passes, the complete config, and earlier runs with the same config."""
     try:
@@ -115,20 +110,13 @@ def _group(session: Session, group_id: str | None) -> Group | None:
 
 def _add(by: Submission, run: Run, tags: list[str], kind: str) -> Response:
     """Queue a run. kind: of the event."""
-    service.set_tags(run, tags)
-    by.session.add(run)
-    by.session.flush()
     source = f" from {run.parent_id}" if run.parent_id else ""
-    events.record(by.session, run.number, by.principal.actor, kind, f"{kind}{source}", parent=run.parent_id)
-    return by.created(service.detail(by.session, run), True, "get_run", run_id=run.id)
+    service.queue(by.session, by.principal, [run], tags, kind, f"{kind}{source}", parent=run.parent_id)
+    return _created(by, run, is_new=True)
 
 
-def _repeated(by: Submission, run_id: str) -> Response:
-    """The run that an earlier request with the same idempotency key created."""
-    run = by.session.scalar(select(Run).where(Run.id == run_id))
-    if run is None:
-        raise Gone(f"run {run_id}, created with this Idempotency-Key, was deleted; use a new key")
-    return by.created(service.detail(by.session, run), False, "get_run", run_id=run_id)
+def _created(by: Submission, run: Run, *, is_new: bool) -> Response:
+    return by.created(service.detail(by.session, run), is_new, "get_run", run_id=run.id)
 
 
 @router.get("", summary="List runs", response_model=schemas.RunPage)
@@ -137,10 +125,10 @@ def list_runs(query: Annotated[schemas.ListQuery, Query()], _: Viewer, session: 
     return answer(listing.list_runs(session, query))
 
 
-@router.get("/{run_id}", summary="A run", response_model=schemas.RunDetail, responses=_WITH_ETAG | responses(404))
+@router.get("/{run_id}", summary="A run", response_model=schemas.RunDetail, responses=WITH_ETAG | responses(404))
 def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     """State, progress, config and cost of one run."""
-    run = service.detail(session, service.find(session, run_id))
+    run = service.detail(session, find(session, Run, run_id))
     return answer(run, ETag=schemas.version(run))
 
 
@@ -148,7 +136,7 @@ def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     "/{run_id}",
     summary="Change a run's name, tags, notes, priority",
     response_model=schemas.RunDetail,
-    responses=_WITH_ETAG | responses(400, 404, 412, 413),
+    responses=WITH_ETAG | responses(404, 412),
 )
 def patch_run(
     run_id: RunId, body: schemas.RunPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None
@@ -180,11 +168,7 @@ def delete_run(run_id: RunId, principal: Submitter, session: WriteSession) -> No
 
 
 @router.post(
-    "/actions",
-    summary="One action on many runs",
-    response_model=schemas.BulkAnswer,
-    responses=responses(400, 413),
-    dependencies=[FilesRemoved],
+    "/actions", summary="One action on many runs", response_model=schemas.BulkAnswer, dependencies=[FilesRemoved]
 )
 def act_on_runs(body: schemas.BulkRequest, principal: Submitter, session: WriteSession) -> Response:
     """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that
@@ -235,12 +219,7 @@ _add_action("resume", "Resume a paused run", "The run is queued again and resume
 )
 def clone_run(run_id: RunId, by: Submission, body: schemas.CloneRequest | None = None) -> Response:
     """A new run with the same config plus overrides; `parent_id` names the original."""
-    request = body or schemas.CloneRequest()
-    new, is_new = by.claim(f"clone {run_id}", request, "r")
-    if not is_new:
-        return _repeated(by, new)
-    original = service.find(by.session, run_id)
-    return _copy(by, new, original, request, "clone", group=_group(by.session, request.group))
+    return _copy(by, run_id, body or schemas.CloneRequest(), "clone")
 
 
 @router.post(
@@ -252,21 +231,17 @@ def clone_run(run_id: RunId, by: Submission, body: schemas.CloneRequest | None =
 )
 def retry_run(run_id: RunId, by: Submission) -> Response:
     """A new run with the same config, in the same group; `parent_id` names the original."""
-    new, is_new = by.claim(f"retry {run_id}", schemas.CloneRequest(), "r")
-    if not is_new:
-        return _repeated(by, new)
-    original = service.find(by.session, run_id)
-    if original.state not in schemas.RETRIED:
+    return _copy(by, run_id, schemas.CloneRequest(), "retry")
+
+
+def _copy(by: Submission, original_id: str, request: schemas.CloneRequest, kind: Literal["clone", "retry"]) -> Response:
+    run_id, earlier = by.claim(f"{kind} {original_id}", request, Run)
+    if earlier is not None:
+        return _created(by, earlier, is_new=False)
+    original = find(by.session, Run, original_id)
+    if kind == "retry" and original.state not in schemas.RETRIED:
         fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
-        raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
-    group: dict[str, Any] = {"group": original.group, "group_values": original.group_values}
-    return _copy(by, new, original, schemas.CloneRequest(), "retry", **group)
-
-
-def _copy(
-    by: Submission, run_id: str, original: Run, request: schemas.CloneRequest, kind: str, **group: Any
-) -> Response:
-    """Queue a copy of a run. kind: "clone" or "retry". group: that of the copy, and its settings in it."""
+        raise Conflict(f"run {original_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
     config = checked(overridden(original.config, request.overrides, "overrides"), by.settings)
     if request.priority is not None:
         service.check_priority(by.principal, request.priority)
@@ -280,7 +255,8 @@ def _copy(
         notes=original.notes if request.notes is None else request.notes,
         priority=copied if request.priority is None else request.priority,
         parent=(original, kind),
-        **group,
+        group=original.group if kind == "retry" else _group(by.session, request.group),
+        group_values=original.group_values if kind == "retry" else None,
     )
     tags = [tag.tag for tag in original.tags] if request.tags is None else request.tags
     return _add(by, run, tags, {"clone": "cloned", "retry": "retried"}[kind])

@@ -56,19 +56,27 @@ def move(
     if new is RunState.RUNNING and run.started_at is None:
         values["started_at"] = now
     if new in (RunState.PAUSING, RunState.CANCELLING):
-        values["request_at"] = now
+        values["requested_at"] = now
     if new in TERMINAL or new in (RunState.PAUSED, RunState.QUEUED):
         values |= {"lease_owner": None, "lease_expires_at": None, "run_token_sha256": None, "phase": None}
     if new in TERMINAL:
         values["ended_at"] = now
-    query = update(Run).where(Run.number == run.number, Run.state == old)
-    if lease_token is not None:
-        query = query.where(Run.lease_token == lease_token)
-    moved = session.execute(query.values(**values).execution_options(synchronize_session=False))
-    session.refresh(run)
-    if moved.rowcount != 1:  # type: ignore[attr-defined]
-        raise StateChanged(f"run {run.id} is {run.state} now, it was {old}")
+    change(session, run, lease_token, **values)
     events.record(session, run.number, actor, "state", message, old=old, new=new, reason=values.get("reason"))
+
+
+def change(session: Session, run: Run, held_token: int | None, /, **values: Any) -> None:
+    """Change columns, and the caller's object. held_token: the lease under which the run must be, if any.
+
+    Raises StateChanged when the run was taken over or has changed its state.
+    """
+    query = update(Run).where(Run.number == run.number, Run.state == run.state)
+    if held_token is not None:
+        query = query.where(Run.lease_token == held_token)
+    changed = session.execute(query.values(**values).execution_options(synchronize_session=False))
+    if changed.rowcount != 1:  # type: ignore[attr-defined]
+        raise StateChanged(f"run {run.id} was taken over or changed its state")
+    session.refresh(run)
 
 
 def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, lease_token: int | None = None) -> bool:

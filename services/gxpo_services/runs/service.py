@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, lazyload
 
+from gxpo_services.api.dependencies import find
 from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound
 from gxpo_services.api.fields import new_id
 from gxpo_services.api.idempotency import check_match
@@ -74,17 +75,6 @@ def new_run(
     )
 
 
-def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
-    """A run by its public id. lock: SELECT … FOR UPDATE. Raises NotFound."""
-    query = select(Run).where(Run.id == run_id)
-    if lock:
-        query = query.with_for_update(of=Run).execution_options(populate_existing=True)
-    run = session.scalar(query)
-    if run is None:
-        raise NotFound(f"there is no run {run_id}")
-    return run
-
-
 def lock(session: Session, run_id: str) -> Run | None:
     """The run, locked until the transaction ends, without its related rows."""
     alone = (lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
@@ -96,6 +86,24 @@ def set_tags(run: Run, tags: Iterable[str]) -> None:
     run.tags = [RunTag(tag=tag) for tag in sorted(set(tags))]
     words = [run.name, run.notes or "", run.id, run.model, *(tag.tag for tag in run.tags)]
     run.search_text = "\n".join(words).casefold()
+
+
+def queue(
+    session: Session,
+    principal: Principal,
+    queued: Sequence[Run],
+    tags: Collection[str],
+    kind: str,
+    message: str,
+    **fields: Any,
+) -> None:
+    """Add new runs with these tags; kind, message, fields: of the event of each."""
+    for run in queued:
+        set_tags(run, tags)
+    session.add_all(queued)
+    session.flush()
+    for run in queued:
+        events.record(session, run.number, principal.actor, kind, message, **fields)
 
 
 def views(session: Session, numbers: Sequence[int]) -> list[RunView]:
@@ -114,7 +122,7 @@ def detail(session: Session, run: Run) -> RunDetail:
 
 def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None, principal: Principal) -> RunDetail:
     """Edit name, tags, notes, priority or archived. Raises NotFound, PreconditionFailed; Forbidden for a priority."""
-    run = find(session, run_id, lock=True)
+    run = find(session, Run, run_id, lock=True)
     if if_match is not None:
         check_match(if_match, schemas.version(detail(session, run)), f"run {run_id}")
     defaults = {"name": run.config["name"], "tags": [], "notes": "", "archived": False, "priority": 0}
@@ -141,7 +149,7 @@ _MESSAGES: dict[Action, str] = {
 
 def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDetail:
     """Cancel, pause or resume a run. Idempotent. Raises NotFound, Conflict."""
-    run = find(session, run_id, lock=True)
+    run = find(session, Run, run_id, lock=True)
     try:
         wanted = requested_state(RunState(run.state), action)
     except IllegalTransition as error:
@@ -159,7 +167,7 @@ def delete(session: Session, principal: Principal, run_id: str) -> None:
 
     Raises NotFound; Forbidden for another token's run unless the principal is an admin; Conflict before its end.
     """
-    run = find(session, run_id, lock=True)
+    run = find(session, Run, run_id, lock=True)
     if run.created_by_id != principal.token_id and principal.role < Role.ADMIN:
         raise Forbidden(f"run {run_id} was submitted by {run.created_by!r}; only that token or an admin may delete it")
     if run.state not in TERMINAL:

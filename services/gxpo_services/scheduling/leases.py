@@ -7,7 +7,6 @@ which must agree to within a fraction of `lease_s`; one far beyond any lease is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,34 +49,10 @@ def take_over(session: Session, owner: str, now: float, until: float) -> dict[st
     return dict(session.execute(query.execution_options(synchronize_session=False)).all())
 
 
-def num_held_by_others(session: Session, owner: str, run_ids: Collection[str]) -> int:
-    """How many of these runs execute under the lease of another scheduler."""
-    query = select(func.count()).where(Run.id.in_(run_ids), Run.lease_owner != owner, IS_EXECUTING)
-    return session.scalar(query) or 0
-
-
 def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | None:
     """The current row of a run; None when `owner` no longer holds it or it no longer executes."""
     query = select(Run).where(Run.id == run_id, Run.lease_owner == owner, Run.lease_token == lease_token, IS_EXECUTING)
     return session.scalar(query)
-
-
-def all_held(session: Session, owner: str) -> Sequence[Any]:
-    """What decides on the next action of each run that `owner` holds; whole rows of a thousand runs take seconds."""
-    columns = (Run.id, Run.lease_token, Run.job_id, Run.state, Run.launched_at, Run.heartbeat_at, Run.request_at)
-    return session.execute(select(*columns).where(Run.lease_owner == owner, IS_EXECUTING)).all()
-
-
-def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> None:
-    """Update columns other than the state, and the caller's object.
-
-    Raises StateChanged when the run was taken over or has changed its state.
-    """
-    query = update(Run).where(Run.number == run.number, Run.lease_token == held_token, Run.state == run.state)
-    result = session.execute(query.values(**values).execution_options(synchronize_session=False))
-    if result.rowcount != 1:  # type: ignore[attr-defined]
-        raise lifecycle.StateChanged(f"run {run.id} was taken over or changed its state")
-    session.refresh(run)
 
 
 def lock_queue(session: Session) -> None:
@@ -116,7 +91,7 @@ def begin(session: Session, run: Run, *, owner: str, actor: str, now: float, unt
     message = f"launch {values['launch']} started"
     # Fenced by the old token, which every claim increments.
     lifecycle.move(session, run, RunState.STARTING, actor=actor, message=message, lease_token=token, **values)
-    set_held(session, run, token, lease_owner=owner, lease_token=token + 1, lease_expires_at=until)
+    lifecycle.change(session, run, token, lease_owner=owner, lease_token=token + 1, lease_expires_at=until)
     return secret
 
 
@@ -134,7 +109,7 @@ def relaunch(
         values |= {"actor": actor, "message": message, "lease_token": lease_token}
         lifecycle.move(session, run, RunState.RECOVERING, **values)
     else:
-        set_held(session, run, lease_token, updated_at=now, **values)
+        lifecycle.change(session, run, lease_token, updated_at=now, **values)
         events.record(session, run.number, actor, "recovery", message)
     return secret
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_services import logging
@@ -74,8 +75,11 @@ class RunSupervisor:
 
     def due(self, held: Mapping[str, Hold], jobs: Mapping[str, JobStatus]) -> list[str]:
         """The runs of `held` for which something may be to do, by one query. jobs: the latest statuses by id."""
+        # Whole rows of a thousand runs take seconds.
+        columns = (Run.id, Run.lease_token, Run.job_id, Run.state, Run.launched_at, Run.heartbeat_at, Run.requested_at)
+        query = select(*columns).where(Run.lease_owner == self.owner, leases.IS_EXECUTING)
         with self.database.reading() as session:
-            rows = {row.id: row for row in leases.all_held(session, self.owner)}
+            rows = {row.id: row for row in session.execute(query)}
         now = self.clock()
         due = []
         for run_id, hold in held.items():
@@ -120,8 +124,9 @@ class RunSupervisor:
         silence_s = age_s(run.heartbeat_at, run.launched_at, self._api_away_at)
         if silence_s > API_PROBE_FRACTION * self.settings.heartbeat_s and not self.api_answers():
             self._api_away_at, silence_s = now, 0.0  # outages of the API do not count
-        ages = {"launch_age_s": age_s(run.launched_at), "silence_s": silence_s, "request_age_s": age_s(run.request_at)}
-        return decisions.next_action(RunState(run.state), job, self.settings, **ages)
+        since = {"launch_age_s": run.launched_at, "request_age_s": run.requested_at}
+        ages = {name: age_s(at) for name, at in since.items()}
+        return decisions.next_action(RunState(run.state), job, self.settings, silence_s=silence_s, **ages)
 
     @contextmanager
     def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run]]:
@@ -150,7 +155,7 @@ class RunSupervisor:
             with self._writing(run, hold) as (session, current):
                 if current.state != run.state:
                     return
-                leases.set_held(session, current, hold.lease_token, run_token_sha256=hash_token(secret))
+                lifecycle.change(session, current, hold.lease_token, run_token_sha256=hash_token(secret))
             hold.secret = secret
         forget_lost_lines(self.database, run.id, folder, run.launch, hold.lease_token)
         try:

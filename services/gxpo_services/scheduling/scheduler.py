@@ -25,7 +25,7 @@ from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.db.tables import STUDY, Group, Run, SchedulerRow
+from gxpo_services.db.tables import Group, Run, SchedulerRow
 from gxpo_services.ingest.drain import FILES
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
@@ -160,7 +160,7 @@ class Scheduler:
     def _continue_studies(self) -> None:
         """Queue the next runs of each study in which a run has ended since the last round."""
         with self._database.reading() as session:
-            ended = studies.ended_runs(session, STUDY)
+            ended = studies.ended_runs(session)
         for number in [number for number, count in ended.items() if self._ended_runs.get(number) != count]:
             with self._errors.once(f"study {number}", "study cannot continue", *UNAVAILABLE, group=number):
                 with self._database.writing() as session:
@@ -250,8 +250,9 @@ class Scheduler:
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()
         if dropped:
+            by_others = (Run.id.in_(dropped), Run.lease_owner != self.owner, leases.IS_EXECUTING)
             with self._database.reading() as session:
-                self._counters.lost_leases += leases.num_held_by_others(session, self.owner, dropped)
+                self._counters.lost_leases += session.scalar(select(func.count()).where(*by_others)) or 0
         self._held = {run_id: known.get(run_id) or Hold(token, now) for run_id, token in (held | taken).items()}
 
     def _count(self) -> None:

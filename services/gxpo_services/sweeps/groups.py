@@ -19,11 +19,12 @@ from gxpo_services.api.dependencies import (
     Submitter,
     Viewer,
     WriteSession,
+    find,
 )
-from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, responses
+from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Invalid, NotFound, responses
 from gxpo_services.api.fields import Body, GroupId, Page, PageQuery, Word, decode_cursor, encode_cursor
 from gxpo_services.api.idempotency import (
-    ETAG_HEADER,
+    WITH_ETAG,
     IfMatch,
     Submission,
     answer,
@@ -116,15 +117,6 @@ class SweepAnswer(BaseModel):
     cost: SweepCost
 
 
-def find(session: Session, group_id: str, *, lock: bool = False) -> Group:
-    """A group by its public id. lock: SELECT … FOR UPDATE. Raises NotFound."""
-    query = select(Group).where(Group.id == group_id)
-    group = session.scalar(query.with_for_update().execution_options(populate_existing=True) if lock else query)
-    if group is None:
-        raise NotFound(f"there is no group {group_id}")
-    return group
-
-
 def new_group(
     session: Session, principal: Principal, group_id: str, name: str, kind: str, spec: dict[str, Any]
 ) -> Group:
@@ -141,14 +133,8 @@ def queue_runs(
     """Queue the runs of a sweep or study. request: their tags, notes and priority."""
     about = {"notes": request["notes"], "priority": request["priority"], "group": group}
     queued = [runs.new_run(item.config, principal, group_values=plain(item.values), **about) for item in planned]
-    for run in queued:
-        runs.set_tags(run, request["tags"])
-    session.add_all(queued)
-    session.flush()
-    for run in queued:
-        message = f"submitted by {group.kind} {group.name!r}"
-        events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
-    session.flush()
+    message = f"submitted by {group.kind} {group.name!r}"
+    runs.queue(session, principal, queued, request["tags"], "submitted", message, group=group.id)
 
 
 _MOST_RUNS = 1000
@@ -156,9 +142,8 @@ _MOST_RUNS = 1000
 _ORDER = "-groups"
 CANCELLED = "cancelled"
 """Member of a group's spec: a study queues no further runs."""
-router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 422, 503))
 
-_WITH_ETAG: dict[int | str, Any] = {200: {"headers": ETAG_HEADER}}
 _CREATED = ("group", "Created.", "The resource that this key created before.")
 
 
@@ -172,9 +157,9 @@ _CREATED = ("group", "Created.", "The resource that this key created before.")
 def submit_sweep(body: SweepRequest, by: Submission) -> Response:
     """Queue every combination of the grid with every seed as one group, atomically."""
     planned = plan(body, by.settings)  # before the transaction starts: it may take a second
-    group_id, is_new = by.claim("sweep", body, "g")
-    if not is_new:
-        return by.created(_answer(by.session, repeated(by.session, group_id)), False, "get_group", group_id=group_id)
+    group_id, earlier = by.claim("sweep", body, Group)
+    if earlier is not None:
+        return by.created(_answer(by.session, earlier), False, "get_group", group_id=group_id)
     runs.check_priority(by.principal, body.priority)
     runs.check_queue(by.session, by.settings, by.principal, len(planned))
     spec = plain(body.model_dump())
@@ -183,7 +168,7 @@ def submit_sweep(body: SweepRequest, by: Submission) -> Response:
     return by.created(_answer(by.session, group), True, "get_group", group_id=group_id)
 
 
-@router.post("/sweeps/validate", summary="Check a sweep without submitting it", responses=responses(400, 413))
+@router.post("/sweeps/validate", summary="Check a sweep without submitting it")
 def validate_sweep(body: SweepRequest, _: Submitter, settings: Settings) -> SweepPlan:
     """All invalid settings, or the runs of the sweep and their cost in backward passes."""
     try:
@@ -231,25 +216,24 @@ def list_groups(page: Annotated[PageQuery, Query()], _: Viewer, session: ReadSes
 )
 def create_group(body: GroupRequest, by: Submission) -> Response:
     """For runs that are submitted individually with its id."""
-    group_id, is_new = by.claim("group", body, "g")
-    if is_new:
+    group_id, earlier = by.claim("group", body, Group)
+    group = earlier
+    if group is None:
         group = new_group(by.session, by.principal, group_id, body.name, "group", body.model_dump())
         message = f"group {group.name!r}"
         events.record(by.session, None, by.principal.actor, "group_created", message, group=group_id)
-    else:
-        group = repeated(by.session, group_id)
-    return by.created(view_of(by.session, group), is_new, "get_group", group_id=group_id)
+    return by.created(view_of(by.session, group), earlier is None, "get_group", group_id=group_id)
 
 
 @router.get(
     "/groups/{group_id}",
     summary="A group with its runs",
     response_model=GroupDetail,
-    responses=_WITH_ETAG | responses(404),
+    responses=WITH_ETAG | responses(404),
 )
 def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     """The group with the request that created it and its runs."""
-    group = find(session, group_id)
+    group = find(session, Group, group_id)
     detail = view_of(session, group).model_dump() | {"spec": group.spec, "runs": _members(session, group)}
     return answer(GroupDetail.model_validate(detail), ETag=etag({"name": group.name}))
 
@@ -258,13 +242,13 @@ def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     "/groups/{group_id}",
     summary="Rename a group",
     response_model=GroupView,
-    responses=_WITH_ETAG | responses(400, 404, 412, 413),
+    responses=WITH_ETAG | responses(404, 412),
 )
 def rename_group(
     group_id: GroupId, body: GroupPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None
 ) -> Response:
     """With `If-Match` the group is renamed only if nobody has renamed it since."""
-    group = find(session, group_id, lock=True)
+    group = find(session, Group, group_id, lock=True)
     check_match(if_match, etag({"name": group.name}), f"group {group_id}")
     if body.name != group.name:
         message = f"group {group.name!r} was renamed to {body.name!r}"
@@ -282,7 +266,7 @@ def rename_group(
 )
 def cancel_group(group_id: GroupId, principal: Submitter, session: WriteSession) -> Response:
     """Every run that has not ended is cancelled; a study queues no further runs."""
-    group = find(session, group_id, lock=True)
+    group = find(session, Group, group_id, lock=True)
     if not group.spec.get(CANCELLED):
         group.spec = {**group.spec, CANCELLED: True}
         message = f"group {group.name!r} was cancelled"
@@ -313,7 +297,7 @@ def delete_group(
     ] = "keep",
 ) -> None:
     """Allowed for tokens of the name that made the group, and for admins. Its runs are kept unless `runs=delete`."""
-    group = find(session, group_id, lock=True)
+    group = find(session, Group, group_id, lock=True)
     if group.created_by != principal.name and principal.role < Role.ADMIN:
         raise Forbidden(f"group {group_id} was made by {group.created_by!r}; only that token or an admin may delete it")
     if members == "delete":
@@ -326,15 +310,6 @@ def delete_group(
     session.delete(group)
     session.flush()
     events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
-
-
-def repeated(session: Session, group_id: str, kind: str = "group") -> Group:
-    """The group that an earlier request with the same idempotency key created. Raises Gone when it was deleted."""
-    try:
-        return find(session, group_id)
-    except NotFound:
-        message = f"{kind} {group_id}, created with this Idempotency-Key, no longer exists; use a new key"
-        raise Gone(message) from None
 
 
 def _members(session: Session, group: Group) -> list[RunView]:

@@ -75,12 +75,12 @@ class StudyView(BaseModel):
     study: dict[str, Any] = Field(description="The file, with its defaults.")
 
 
-def ended_runs(session: Session, kind: str) -> dict[int, int]:
-    """group number → ended runs, of the groups of a kind."""
+def ended_runs(session: Session) -> dict[int, int]:
+    """Number of the group of each study → its ended runs."""
     query = (
         select(Group.number, func.count(Run.number))
         .join(Run, Run.group_number == Group.number)
-        .where(Group.kind == kind, Run.state.in_(list(TERMINAL)))
+        .where(Group.kind == STUDY, Run.state.in_(list(TERMINAL)))
         .group_by(Group.number)
     )
     return dict(session.execute(query).all())
@@ -190,7 +190,7 @@ def _view(session: Session, group: Group) -> StudyView:
     )
 
 
-router = APIRouter(route_class=ServiceRoute, tags=["studies"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["studies"], responses=responses(401, 422, 503))
 
 
 @router.post(
@@ -206,17 +206,16 @@ def submit_study(body: StudyRequest, by: Submission) -> Response:
     The answer states the cost as an upper bound. Compare the runs with `/compare?groups=`.
     """
     study = _checked(body.toml, by.settings)
-    group_id, is_new = by.claim(STUDY, body, "g")
-    if is_new:
+    group_id, earlier = by.claim(STUDY, body, Group)
+    group = earlier
+    if group is None:
         runs.check_priority(by.principal, body.priority)
         runs.check_queue(by.session, by.settings, by.principal, len(definition.pending(study, {})))
         spec = body.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
         spec["created_by_id"] = by.principal.token_id
         group = groups.new_group(by.session, by.principal, group_id, study.name, STUDY, spec)
         queue_missing(by.session, group)
-    else:
-        group = groups.repeated(by.session, group_id, "study")
-    return by.created(_view(by.session, group), is_new, "get_study", group_id=group_id)
+    return by.created(_view(by.session, group), earlier is None, "get_study", group_id=group_id)
 
 
 @router.get("/studies/{group_id}", summary="A study", response_model=StudyView, responses=responses(404, 409))

@@ -110,14 +110,6 @@ def test_rows_arrive_as_stored_on_disk(run: Run, server: IngestServer) -> None:
     assert server.rows["metrics"][0]["metrics"] == {"a": "NaN", "b": "-Infinity", "c": 1e-308, "d": 0.1}
     assert server.calls[0]["path"] == "/api/v1/runs/run%201/ingest"
     assert (server.calls[0]["batch"], server.calls[0]["attempt"]) == (None, 1)
-    # But for characters that a database cannot store.
-    run.write("samples", response="a\0b \ud800 \U0001f600", turns=[{"text": "\0", "reward": 0.1}])
-    run.write("samples", response=r"\u0000 is written as text")
-    run.until(lambda: len(server.rows["samples"]) == 4)
-    row = {"number": 7, "response": "a\ufffdb \ufffd \U0001f600", "turns": [{"text": "\ufffd", "reward": 0.1}]}
-    assert server.rows["samples"][2:] == [row, run.on_disk()["samples"][3]]
-    assert run.on_disk()["samples"][2]["response"] == "a\0b \ud800 \U0001f600", "the file keeps what was sampled"
-    assert run.uploader.take_events() == []
 
 
 def test_batches_count_from_one_are_limited_in_rows_and_bytes_and_halved_until_they_fit(

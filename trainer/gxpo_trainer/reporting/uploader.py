@@ -4,16 +4,14 @@ A background thread makes the calls, so training never blocks on the service. Th
 unavailable and continues from the lines that the service has. Responses carry pause and cancel requests. `BatchQueue`
 is the part without HTTP, clocks and threads.
 
-Rows are the lines as stored on disk, but that NUL and lone surrogates, which databases cannot store, are U+FFFD. A
-null row replaces a line that the service rejected or that is not a JSON object; it counts as a line.
-docs/service-protocol.md describes the protocol and the parts of a batch.
+Rows are the lines as stored on disk. A null row replaces a line that the service rejected or that is not a JSON object;
+it counts as a line. docs/service-protocol.md describes the protocol and the parts of a batch.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -44,8 +42,6 @@ FILES = {"metrics": METRICS, "evaluations": EVALUATIONS, "events": EVENTS, "samp
 MAX_ROWS = 200
 """Rows of one kind in a batch."""
 MAX_BYTES = 1_000_000
-_ODD_ESCAPE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
-_ODD_CHARACTER = re.compile(r"[\x00\ud800-\udfff]")
 MAX_EVENTS = 20
 """Rejections recorded as events, so that a service that rejects everything cannot fill events.jsonl."""
 
@@ -406,7 +402,7 @@ class BatchQueue:
             texts = tail.peek(limit, MAX_BYTES - size, at_least_one=not rows)
             added = [(kind, tail.line + index) for index in range(len(texts))]
             lines[kind] = [
-                _storable(text) if _is_object(text) and row not in self._skipped else b"null"
+                text if _is_object(text) and row not in self._skipped else b"null"
                 for text, row in zip(texts, added, strict=True)
             ]
             rows += added
@@ -427,19 +423,6 @@ class BatchQueue:
         head = json.dumps(values)[:-1].encode()
         parts = [b', "%s": [%s]' % (kind.encode(), b",".join(rows.get(kind, ()))) for kind in FILES]
         return b"".join([head, *parts, b', "identity": ', identity, b', "outcome": ', outcome, b"}"])
-
-
-def _storable(text: bytes) -> bytes:
-    """A line of JSON with U+FFFD for each character that a database cannot store."""
-    return json.dumps(_replaced(json.loads(text))).encode() if _ODD_ESCAPE.search(text) else text
-
-
-def _replaced(value: Any) -> Any:
-    if isinstance(value, str):
-        return _ODD_CHARACTER.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {_replaced(name): _replaced(item) for name, item in value.items()}
-    return [_replaced(item) for item in value] if isinstance(value, list) else value
 
 
 def _is_object(text: bytes) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
-from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -12,9 +11,10 @@ from support.paging import walk
 from support.reporting import body, event_row, launch, post
 
 from gxpo_services.api.principals import TokenUses, hash_token
-from gxpo_services.auth.tokens import ensure_local_token
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AccessToken
+from gxpo_services.settings import ServiceSettings
 
 API = "/api/v1"
 
@@ -109,17 +109,18 @@ def test_a_revoked_or_expired_token_stops_working(
 
 
 def test_the_local_token_is_made_once_for_its_owner_alone_and_stored_as_a_hash(
-    database: Database, tmp_path: Path
+    database: Database, settings: ServiceSettings
 ) -> None:
-    file = tmp_path / "home" / "token"
+    def secret() -> str:
+        prepare_local(settings)
+        return settings.local_token_file.read_text().strip()
+
+    first = secret()
+    assert secret() == first
     with database.writing() as session:
-        first = ensure_local_token(session, file)
-    with database.writing() as session:
-        assert ensure_local_token(session, file) == first
         row = session.query(AccessToken).one()
         assert row.sha256 == hash_token(first)
         assert all(first not in str(getattr(row, column.key)) for column in AccessToken.__table__.columns)
         row.revoked_at = 1.0
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    with database.writing() as session:
-        assert ensure_local_token(session, file) != first, "a revoked token must be replaced"
+    assert stat.S_IMODE(settings.local_token_file.stat().st_mode) == 0o600
+    assert secret() != first, "a revoked token must be replaced"

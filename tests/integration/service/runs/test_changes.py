@@ -21,15 +21,15 @@ from support.service_processes import until
 from gxpo_client.client import Client, Json, _server_sent, connect
 from gxpo_client.errors import NotFound, NotSignedIn
 from gxpo_services.api import feed
+from gxpo_services.api.dependencies import find
 from gxpo_services.api.feed import ChangeFeed, Subscription
 from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import AccessToken
+from gxpo_services.db.tables import AccessToken, Run
 from gxpo_services.ingest.batches import KINDS
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import changes as run_changes
-from gxpo_services.runs import service
 from gxpo_services.settings import ServiceSettings
 
 
@@ -108,7 +108,7 @@ def test_a_deleted_or_unknown_run_and_a_revoked_token_end_it(client: Client, dat
     changes = client.changes([run_id])
     next_change(changes)
     with database.writing() as session:
-        session.delete(service.find(session, run_id))
+        session.delete(find(session, Run, run_id))
     assert next_change(changes) == ("deleted", {"id": run_id})
     assert next(changes, None) is None
     changes = client.changes([runs.add_run(database)])

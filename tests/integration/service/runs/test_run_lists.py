@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from support import paging
 from support import queued_runs as runs
 
+from gxpo_services.api.dependencies import find
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import MetricLast, MetricName, Run
@@ -164,7 +165,7 @@ def add_last(database: Database, values: dict[str, tuple[float | None, float | N
         session.add(name)
         session.flush()
         for run_id, (last, lowest, highest) in values.items():
-            run = service.find(session, run_id)
+            run = find(session, Run, run_id)
             keys = {"run_number": run.number, "name_number": name.number, "last_step": 1}
             session.add(MetricLast(**keys, last=last, lowest=lowest, highest=highest))
 
@@ -266,7 +267,7 @@ def test_a_list_leaves_it_out(
     def list_rows_after_a_deletion(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
         while deleted_next:
             with database.writing() as other:
-                other.delete(service.find(other, deleted_next.pop()))
+                other.delete(find(other, Run, deleted_next.pop()))
         return list_rows(session, numbers)
 
     monkeypatch.setattr(listing, "list_rows", list_rows_after_a_deletion)

@@ -15,6 +15,7 @@ from sqlalchemy import select
 from support import queued_runs as runs
 from support import reporting
 
+from gxpo_services.api.dependencies import find
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, IdempotencyKey, MetricLast, MetricName, Run, RunTag
@@ -63,7 +64,7 @@ def test_a_submitted_run_is_queued_whole(client: TestClient, database: Database)
     assert run["progress"]["queue_position"] == 1
     assert run["possible_actions"] == ["cancel", "clone"]
     with database.reading() as session:
-        row = service.find(session, run["id"])
+        row = find(session, Run, run["id"])
         assert RunConfig.model_validate(row.config) == load_preset("demo")
         assert (row.cpus, row.gpus) == (2.0, 1.0), "it takes a GPU if there is one"
         assert row.config_sha256 == load_preset("demo").sha256()
@@ -206,7 +207,7 @@ def test_progress_is_that_of_the_bound_nearest_to_its_end(
     run = submit(overrides=["budget.steps=40", "budget.hours=1", "budget.tokens=1000", "budget.backward_passes=90"])
     lead_to(run["id"], "running")
     with database.writing() as session:
-        row = service.find(session, run["id"])
+        row = find(session, Run, run["id"])
         row.step, row.backward_passes, row.tokens, row.training_s = 10, 30.0, 100.0, 1800.0
         name = MetricName(name="reward/mean")
         session.add(name)

@@ -19,7 +19,7 @@ from support.service_processes import until
 from gxpo_services.api.idempotency import Creation, delete_expired_keys
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import IdempotencyKey, Sample
+from gxpo_services.db.tables import IdempotencyKey, Run, Sample
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import CloneRequest
 from gxpo_services.scheduling import scheduler as module
@@ -136,7 +136,7 @@ def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(cluster: Clust
 
 
 def test_the_process_ends_cleanly_when_it_is_told_to(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
-    run_id = cluster.add_run(state=S.CANCELLING, launch=1, job_id="gone-1", request_at=0.0)
+    run_id = cluster.add_run(state=S.CANCELLING, launch=1, job_id="gone-1", requested_at=0.0)
     environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_DATABASE_URL": database_url}
     command = [sys.executable, str(SCHEDULER)]
     process = subprocess.Popen(command, env=environment)
@@ -302,8 +302,8 @@ def test_a_key_that_vanishes_is_free(database: Database, database_url: str, sett
     event.listen(database.engine, "after_cursor_execute", delete_it)
     with database.writing() as session:
         request = Creation(Principal("t1", "me", Role.ADMIN), settings, session, request=None, key="k0")
-        made, is_new = request.claim("clone r1", CloneRequest(), "r")
-        assert is_new
+        made, earlier = request.claim("clone r1", CloneRequest(), Run)
+        assert earlier is None
     other.close()
     assert deleted == [1]
     with database.reading() as session:

@@ -10,7 +10,7 @@ import pytest
 from support.reporting import EPISODE, body, evaluation_row, event_row, metric_row, sample_row
 
 from gxpo_services.api.errors import Invalid, TooLarge
-from gxpo_services.ingest.batches import MOST_ROWS, check_texts, parse, read_json
+from gxpo_services.ingest.batches import MOST_ROWS, parse, read_json
 
 
 def parsed(content: Any) -> Any:
@@ -68,10 +68,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("metrics", metric_row(1, **{"n" * 201: 1.0}), "200|at least 1"),
     ("metrics", metric_row(1, **{"": 1.0}), "200|at least 1"),
     ("metrics", metric_row(1, **{f"n{i}": 1.0 for i in range(501)}), "500"),
-    ("metrics", metric_row(1, **{"a\0b": 1.0}), "NUL"),
     ("metrics", [], "object"),
-    ("samples", sample_row(1, response="a\0b"), "NUL"),
-    ("samples", sample_row(1, response="\ud800"), "surrogate"),
     ("samples", sample_row(1, prompt_id="p" * 301), "prompt_id"),
     ("samples", sample_row(1, response="x" * 1_000_001), "response"),
     ("samples", sample_row(1, truncated="no"), "truncated"),
@@ -139,13 +136,22 @@ def test_the_longest_rows_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
-def test_texts_with_escapes_are_searched_to_the_depth_that_json_may_have(opening: str, closing: str) -> None:
-    def check(depth: int, text: str) -> None:
-        data = (opening * depth + text + closing * depth).encode()
-        check_texts(data, read_json(data, "body"), "body")
+def test_texts_are_made_storable_to_the_depth_that_json_may_have(opening: str, closing: str) -> None:
+    def read(depth: int, text: str) -> str:
+        return json.dumps(read_json((opening * depth + text + closing * depth).encode(), "body"), ensure_ascii=False)
 
-    check(64, r'"\ud83d\ude00"')
-    with pytest.raises(Invalid, match="cannot be stored"):
-        check(64, r'"\u0000"')
+    assert read(64, r'"\ud83d\ude00"') == opening * 64 + '"\U0001f600"' + closing * 64
+    assert read(64, r'"\u0000"') == opening * 64 + '"\ufffd"' + closing * 64
     with pytest.raises(Invalid, match="nested deeper than 64 levels"):
-        check(65, r'"\u0000"')
+        read(65, r'"\u0000"')
+
+
+def test_what_a_database_cannot_store_is_replaced_in_every_text() -> None:
+    texts = {"response": "a\0b \ud800 \U0001f600", "gold": r"\u0000 is written as text", "extra\0": ["\udfff"]}
+    content = body(1, samples=[sample_row(1, **texts)], metrics=[metric_row(1, **{"a\0b": 1.0})])
+    batch = parsed(content | {"outcome": {"attempt": 1, "outcome": "failed", "message": "\0"}})
+    (sample,), (metric,) = batch.rows["samples"], batch.rows["metrics"]
+    assert (sample["response"], sample["gold"]) == ("a\ufffdb \ufffd \U0001f600", texts["gold"])
+    assert (sample["extra"]["extra\ufffd"], metric.values) == (["\ufffd"], {"a\ufffdb": 1.0})
+    assert batch.outcome is not None
+    assert batch.outcome.message == "\ufffd"
