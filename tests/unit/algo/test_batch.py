@@ -218,6 +218,12 @@ def test_make_batch_by_hand() -> None:
     assert metrics["reward/mean"] == pytest.approx(3 / 5)
     assert metrics["reward/zero_variance_fraction"] == pytest.approx(1 / 2)
     assert metrics["policy/advantage_abs_mean"] == pytest.approx((2 * third + third + third) / 5)
+    # A teacher scores every response, whatever its verdict.
+    batch, metrics = make_batch(scored, LossConfig(), token_limit=9, distilled=True)
+    assert {(s.in_loss, s.advantage) for s in batch.sequences} == {(True, 0.0)}
+    assert batch.scale.num_tokens == 1 + 2 + 3 + 4 + 1 + 2 + 3
+    assert metrics["reward/mean"] == pytest.approx(3 / 5)
+    assert "policy/advantage_abs_mean" not in metrics
     # Groups of equal rewards are left out unless they are kept.
     for option in ("drop", "resample"):
         batch, _ = make_batch(scored, LossConfig.model_validate({"zero_variance": option}), token_limit=9)
