@@ -38,6 +38,14 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.ratio_clip=[3, -2]", "learner.rule: ratio_clip = [3.0, -2.0] is empty"),
         ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
         ("learner.rule.gate={mode='rearm',rearm_threshold=nan}", "rearm_threshold must be below threshold"),
+        (
+            "learner.rule.gate={mode='rearm',threshold=0.5,rearm_threshold=0.5}",
+            "rearm_threshold must be below threshold",
+        ),
+        (
+            "learner.rule.gate={mode='rearm',two_sided=true}",
+            "rearm_threshold = 0 with two_sided = true: |z| is never below it",
+        ),
         ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
         ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
         ("rollout.update_in_flight=true", "rollout: update_in_flight = true with async_depth = 0"),

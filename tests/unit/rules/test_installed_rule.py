@@ -23,7 +23,7 @@ from gxpo_services.sweeps.grid import SweepRequest, plan
 from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.cli import _comments
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import build, learning_rate_control
+from gxpo_trainer.config.io import build
 from gxpo_trainer.config.rules import RULE_CHOICE, RULES, rule_name, run_label
 from gxpo_trainer.rules.contract import make_rule
 
@@ -64,12 +64,6 @@ def test_the_cost_preview_and_the_command_line_know_its_passes_and_its_label() -
     # A run of a version that had no such setting, and one of a version that is newer than this one.
     assert run_label({"name": "repeated"}) == "Repeated"
     assert run_label({"name": "unknown", "k": 3}) == "UNKNOWN K=3"
-
-
-def test_its_learning_rate_control_is_the_baseline_at_its_factor() -> None:
-    control = learning_rate_control(config(repeats=3))
-    assert control.learner.rule.name == "grpo"
-    assert control.learner.optimizer.learning_rate == pytest.approx(3e-5, rel=1e-12)
 
 
 def test_the_sweep_of_rules_includes_it_with_its_control() -> None:
