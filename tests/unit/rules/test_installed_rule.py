@@ -34,10 +34,6 @@ def config(**rule: Any) -> RunConfig:
     return build({"learner": {"rule": {"name": "repeated", **rule}}, "budget": {"steps": 10}})
 
 
-def points(steps: list[int], y: list[float]) -> Points:
-    return Points(steps, [float(step) for step in steps], y)
-
-
 def dashboard_rules() -> Rules:
     """The rules as the dashboard reads them: from the JSON that `/schema` answers."""
     return rules_of(json.loads(json.dumps(config_schema())))
@@ -106,7 +102,8 @@ def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
 
 
 def test_the_dashboard_compares_its_passes() -> None:
-    series = {"update/backward_passes_total": points([1, 2, 3], [3, 6, 7]), "gate/active": points([1, 2, 3], [1, 0, 0])}
+    values = {"update/backward_passes_total": [3.0, 6.0, 7.0], "gate/active": [1.0, 0.0, 0.0]}
+    series = {name: Points([1, 2, 3], [1.0, 2.0, 3.0], y) for name, y in values.items()}
     own = charts.budget_chart(series, {"name": "repeated", "repeats": 3}, None, dashboard_rules())
     others = "Others: GRPO (1 per step): 3, SFPO K=3 (4 per step): 12, GXPO (3 per step): 9."
     assert own.summary == f"7 backward passes after 3 steps (6 in look-ahead on, 1 in fallback to GRPO). {others}"
