@@ -170,7 +170,6 @@ def test_the_transport_of_a_placement(
         ),
         ({"colocate": True, "learner_ranks": 2, "strategy": "split", "samplers": 2}, 'strategy = "split"'),
         ({"device": "cpu", "weight_transport": "cuda_ipc"}, 'needs GPUs, .* set device = "gpu" where GPUs join later'),
-        ({"device": "gpu", "colocate": True, "weight_transport": "nccl"}, "rejects duplicate devices"),
     ],
 )
 def test_contradictory_placement_is_refused_with_the_config(settings: dict[str, Any], why: str) -> None:
