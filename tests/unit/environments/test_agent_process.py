@@ -19,7 +19,6 @@ from agents_of_tests import post
 from support.recording_server import RecordingServer, Request
 from support.walkthrough import titled
 
-from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.environments import Problem, Turn
 from gxpo_trainer.environments.contract import Call, ChatRequest, Reply
@@ -227,12 +226,6 @@ def test_only_listed_agents_are_started(started: Configured, monkeypatch: pytest
     assert check_environment(config, PROBLEM, 5) is not None
     with pytest.raises(ConfigError, match=r"environment\.url: http://127\.0\.0\.1:9 is not an allowed address"):
         check_environment(AgentConfig(url="http://127.0.0.1:9"), PROBLEM, 5)
-
-
-@pytest.mark.parametrize("settings", [{}, {"command": ["x"], "function": "a:b"}])
-def test_settings_that_start_no_agent_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="set one of command, function and url"):
-        RunConfig.model_validate({"environment": {"name": "agent", **settings}})
 
 
 @pytest.mark.parametrize(

@@ -162,20 +162,6 @@ def test_an_address_that_is_not_listed_is_refused(configured: Callable[..., Envi
         replies_to(listed.model_copy(update={"url": url}), call())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "openenv"}, "needs an address"),
-        ({"name": "calculator", "url": "http://127.0.0.1:1"}, "only openenv has an address"),
-        ({"name": "openenv", "url": "http://user:secret@127.0.0.1:1"}, "without a user name or password"),
-        ({"name": "openenv", "url": "file:///etc/passwd"}, "http://host:port"),
-    ],
-)
-def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EnvironmentConfig.model_validate(settings)
-
-
 REAL_SERVER = """
 from openenv.core import Action, Environment, Observation, State, create_app
 import sys, uvicorn

@@ -78,21 +78,6 @@ def test_the_embedded_task_has_its_worked_answers_for_a_warm_start_and_its_golds
 
 
 @pytest.mark.parametrize(
-    ("changes", "setting"),
-    [
-        ({"warm_start": {"steps": 1}}, "warm_start"),
-        ({"rollout": {"source": "dataset", "async_depth": 1}}, r"rollout\.async_depth"),
-        ({"learner": {"loss": {"kl_beta": 0.1}}}, r"learner\.loss\.kl_beta"),
-    ],
-)
-def test_what_completions_rule_out_is_refused(tmp_path: Path, changes: dict[str, Any], setting: str) -> None:
-    with pytest.raises(ConfigError, match=f'{setting} has no meaning with rollout.source = "dataset"; '):
-        settings(tmp_path, ROWS, **changes)
-    with pytest.raises(ConfigError, match=r"kl_beta .*before warm_start; set it to 0, or train from a checkpoint"):
-        build({"warm_start": {"steps": 1}, "learner": {"loss": {"kl_beta": 0.01}}})
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"learner": {"loss": {"kl_beta": 0.1}}}, r"learner\.loss\.kl_beta has no meaning .*; set it to 0"),
