@@ -1,4 +1,4 @@
-"""Reading a config and answering `--help` load no engine."""
+"""Reading a config, answering `--help` and grading load no engine."""
 
 from __future__ import annotations
 
@@ -36,5 +36,19 @@ def test_no_engine_is_loaded(action: str) -> None:
     assert loaded_by(action) == ""
 
 
-def test_help_does_not_even_load_pydantic() -> None:
-    assert loaded_by("from gxpo_trainer.cli import build_parser; build_parser()", ("pydantic",)) == ""
+GRADES = "from gxpo_trainer.grading.engine import engine_equal; engine_equal('x', 'y')"
+
+
+@pytest.mark.parametrize(
+    ("action", "absent"),
+    [
+        ("from gxpo_trainer.cli import build_parser; build_parser()", ("pydantic",)),
+        (f"import gxpo_trainer.rollout.verification; {GRADES}", ("torch", "vllm")),
+        (f"import gxpo_trainer.grading.pool, gxpo_trainer.grading.rewards; {GRADES}", ("torch", "vllm", "ray")),
+        # Plain numbers need no sympy either.
+        ("from gxpo_trainer.grading.verify import verify; verify('5', '5')", ("torch", "vllm", "ray", "sympy")),
+    ],
+    ids=["help", "verifier", "its workers", "plain numbers"],
+)
+def test_what_a_process_does_not_need_is_not_loaded(action: str, absent: tuple[str, ...]) -> None:
+    assert loaded_by(action, absent) == ""

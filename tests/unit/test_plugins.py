@@ -212,21 +212,15 @@ def test_a_class_that_is_elsewhere_is_left_to_the_machine_that_runs_it(tmp_path:
 # ---- the administrator's list ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("listed", "kind", "name", "expected"),
-    [
-        (None, "rules", "repeated", True),
-        ("", "rules", "repeated", False),
-        ("a:B, repeated", "rules", "repeated", True),
-        ("*", "rules", "repeated", True),
-        ("*", "rules", CLASS + "RepeatedRule", False),
-        ("repeated", "rules", CLASS + "RepeatedRule", False),
-        (CLASS + "RepeatedRule", "rules", CLASS + "RepeatedRule", True),
-    ],
-)
-def test_a_list_allows_exact_names(listed: str | None, kind: plugins.Kind, name: str, expected: bool) -> None:
-    environment = {} if listed is None else {plugins.ALLOWLIST: listed}
-    assert plugins.is_allowed(kind, name, environment) == expected
+def test_a_list_allows_exact_names() -> None:
+    path = CLASS + "RepeatedRule"
+    allowed = {
+        ("", "repeated"): False, ("a:B, repeated", "repeated"): True, ("*", "repeated"): True, ("*", path): False,
+        ("repeated", path): False, (path, path): True,
+    }  # fmt: skip
+    answers = {case: plugins.is_allowed("rules", case[1], {plugins.ALLOWLIST: case[0]}) for case in allowed}
+    assert answers == allowed
+    assert plugins.is_allowed("rules", "repeated", {}), "without a list"
     # The older lists are for their kind.
     assert plugins.allowed("rewards", {"GXPO_REWARD_ALLOWLIST": "a:B", plugins.ALLOWLIST: "c:D"}) == {"a:B", "c:D"}
     assert plugins.allowed("rules", {"GXPO_REWARD_ALLOWLIST": "a:B", plugins.ALLOWLIST: "c:D"}) == {"c:D"}

@@ -114,12 +114,6 @@ def policy() -> PolicyModule:
     return PolicyModule(tiny_policy(dtype=torch.float64))
 
 
-def same_prompt(response_lengths: list[int], prompt_length: int) -> StepBatch:
-    prompt = np.arange(prompt_length, dtype=np.int32) % 30
-    rows = [np.arange(m, dtype=np.int32) % 30 for m in response_lengths]
-    return with_scale([ScoredSequence(prompt, r, 1.0, np.zeros(len(r), np.float32)) for r in rows], TOKEN_LIMIT)
-
-
 @pytest.mark.parametrize(
     ("layout", "prompt", "responses", "token_budget", "shapes"),
     [
@@ -139,7 +133,9 @@ def same_prompt(response_lengths: list[int], prompt_length: int) -> StepBatch:
 def test_rows_of_each_layout(
     layout: Layout, prompt: int, responses: list[int], token_budget: int, shapes: list[tuple[int, int]]
 ) -> None:
-    batch = same_prompt(responses, prompt)
+    prompt_ids, *rows = (np.arange(length, dtype=np.int32) % 30 for length in (prompt, *responses))
+    sequences = [ScoredSequence(prompt_ids, row, 1.0, np.zeros(len(row), np.float32)) for row in rows]
+    batch = with_scale(sequences, TOKEN_LIMIT)
     micros = pack(batch, token_budget=token_budget, layout=layout, aggregation="token_mean", pad_id=0)
     assert [tuple(micro.input_ids.shape) for micro in micros] == shapes
     shared = layout == "shared" and shapes[0][0] == 1
@@ -218,6 +214,12 @@ def test_make_batch_by_hand() -> None:
     assert metrics["reward/mean"] == pytest.approx(3 / 5)
     assert metrics["reward/zero_variance_fraction"] == pytest.approx(1 / 2)
     assert metrics["policy/advantage_abs_mean"] == pytest.approx((2 * third + third + third) / 5)
+    # A teacher scores every response, whatever its verdict.
+    batch, metrics = make_batch(scored, LossConfig(), token_limit=9, distilled=True)
+    assert {(s.in_loss, s.advantage) for s in batch.sequences} == {(True, 0.0)}
+    assert batch.scale.num_tokens == 1 + 2 + 3 + 4 + 1 + 2 + 3
+    assert metrics["reward/mean"] == pytest.approx(3 / 5)
+    assert "policy/advantage_abs_mean" not in metrics
     # Groups of equal rewards are left out unless they are kept.
     for option in ("drop", "resample"):
         batch, _ = make_batch(scored, LossConfig.model_validate({"zero_variance": option}), token_limit=9)

@@ -41,10 +41,7 @@ def linear_run(seed: int, arrival: int, last: int = 10, **fields: object) -> cur
     return run(curve(list(steps), [step / 10 for step in steps], accuracy, list(steps)), seed, **fields)
 
 
-def test_no_speed_up_follows_from_a_peak_at_the_start_or_an_unknown_time() -> None:
-    falling = curve((0, 10), (0, 1), (0.5, 0.4), (0, 10))
-    groups = [SeedGroup(name, (run(falling),)) for name in ("GRPO", "GXPO")]
-    assert set(compare_groups(groups, "GRPO").group("GXPO").speed_ups.values()) == {None}
+def test_no_speed_up_follows_from_an_unknown_time() -> None:
     for unknown in (math.nan, math.inf):
         timed = curve((0, 10), (0, unknown), (0.1, 0.4), (0, 10))
         ratios = compare_groups([SeedGroup(n, (run(timed),)) for n in ("a", "b")], "a").group("b").speed_ups
@@ -369,7 +366,7 @@ def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> 
 def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
     flat = SeedGroup("GRPO", (run(curve((0, 10, 20, 30), (0, 1, 2, 3), (0.4, 0.3, 0.3, 0.2))),))
     comparison = compare_groups([flat, SeedGroup("GXPO", (run(curve(*CANDIDATE)),))], "GRPO")
-    assert comparison.group("GXPO").speed_ups["steps"] is None
+    assert set(comparison.group("GXPO").speed_ups.values()) == {None}
     assert "never exceeds its initial policy" in weigh(comparison).sentence
 
 

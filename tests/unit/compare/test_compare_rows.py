@@ -46,12 +46,17 @@ def series(**metrics: Mapping[int, float]) -> dict[str, tuple[np.ndarray, np.nda
     }
 
 
-def flat_run(accuracy: float, seed: int = 0, last: int = 300, hours: float = 12.0) -> RunCurves:
+def by_steps(name: str, accuracy: Sequence[float], passes: int = 1, **fields: Any) -> RunCurves:
+    """Evaluated every ten steps, of six minutes each. shutoff: of the gate."""
+    steps = np.arange(len(accuracy)) * 10.0
+    unknown, shutoff = np.full(len(steps), np.nan), fields.pop("shutoff", None)
+    made = EvaluationCurve(steps, passes * steps, steps / 10, 100 * steps, np.array(accuracy), unknown, unknown)
+    return RunCurves(name, name, fields.pop("seed", 0), made, replace(GateTrace(), shutoff_step=shutoff), **fields)
+
+
+def flat_run(accuracy: float, seed: int = 0) -> RunCurves:
     """The same accuracy at the start and at the end."""
-    ends = np.array([0.0, last])
-    unknown = np.full(2, np.nan)
-    made = EvaluationCurve(ends, ends, np.array([0.0, hours]), ends, np.array([accuracy, accuracy]), unknown, unknown)
-    return RunCurves("run", "GRPO", seed, made)
+    return by_steps("GRPO", (accuracy, accuracy), seed=seed)
 
 
 def test_an_evaluation_states_its_costs_and_the_series_the_gate() -> None:
@@ -195,14 +200,6 @@ def test_the_band_is_the_t_interval_over_seeds() -> None:
     assert np.array_equal(seed_band(SeedGroup("g", (flat_run(0.4),)), single), [[0.3, 0.2], [0.5, 0.6]])
 
 
-def by_steps(name: str, accuracy: Sequence[float], passes: int = 1, **fields: Any) -> RunCurves:
-    """Evaluated every ten steps, of six minutes each. shutoff: of the gate."""
-    steps = np.arange(len(accuracy)) * 10.0
-    unknown, shutoff = np.full(len(steps), np.nan), fields.pop("shutoff", None)
-    made = EvaluationCurve(steps, passes * steps, steps / 10, 100 * steps, np.array(accuracy), unknown, unknown)
-    return RunCurves(name, name, fields.pop("seed", 0), made, replace(GateTrace(), shutoff_step=shutoff), **fields)
-
-
 def test_each_seed_is_compared_with_the_baselines_run_of_that_seed() -> None:
     curves = {"GRPO": [(0.1, 0.3, 0.5), (0.1, 0.2, 0.4)], "GXPO": [(0.1, 0.5, 0.6), (0.1, 0.2, 0.3), (0.1, 0.2, 0.9)]}
     groups = [
@@ -217,11 +214,11 @@ def test_each_seed_is_compared_with_the_baselines_run_of_that_seed() -> None:
 
 def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_ones_filled() -> None:
     late = SeedGroup("late", (flat_run(0.4),))
-    late.runs[0].curve.steps[0] = 200
+    late.runs[0].curve.steps[0] = 7
     groups = [SeedGroup("GRPO", (flat_run(0.5),)), late, SeedGroup("GXPO", (flat_run(0.6),))]
-    table = budget_table(compare_groups(groups, "GRPO", budgets={"steps": (100,)}))
+    table = budget_table(compare_groups(groups, "GRPO", budgets={"steps": (5,)}))
     assert [row[:4] for row in table.rows] == [
-        ("100 steps", "GRPO", "50.0%", "–"),
+        ("5 steps", "GRPO", "50.0%", "–"),
         ("", "late", "–", "–"),
         ("", "GXPO", "60.0%", "+10.0"),
     ]

@@ -38,6 +38,14 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.ratio_clip=[3, -2]", "learner.rule: ratio_clip = [3.0, -2.0] is empty"),
         ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
         ("learner.rule.gate={mode='rearm',rearm_threshold=nan}", "rearm_threshold must be below threshold"),
+        (
+            "learner.rule.gate={mode='rearm',threshold=0.5,rearm_threshold=0.5}",
+            "rearm_threshold must be below threshold",
+        ),
+        (
+            "learner.rule.gate={mode='rearm',two_sided=true}",
+            "rearm_threshold = 0 with two_sided = true: |z| is never below it",
+        ),
         ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
         ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
         ("rollout.update_in_flight=true", "rollout: update_in_flight = true with async_depth = 0"),
@@ -53,6 +61,39 @@ def refusal(*overrides: str) -> str:
             "the token at which weights change depends",
         ),
         ('environment.name=calculator evaluation.stop=["Q:"]', "evaluation.stop cannot end turns"),
+        ("rollout.source=dataset warm_start.steps=1", 'warm_start has no meaning with rollout.source = "dataset"; '),
+        ("rollout.source=dataset rollout.async_depth=1", "rollout.async_depth has no meaning with rollout.source = "),
+        ("rollout.source=dataset learner.loss.kl_beta=0.1", "learner.loss.kl_beta has no meaning with rollout.source"),
+        ("warm_start.steps=1 learner.loss.kl_beta=0.01", "before warm_start; set it to 0, or train from a checkpoint"),
+        ("logging.trackers=['wandb','wandb']", "a tracker is listed twice; remove one"),
+        (
+            "logging.trackers=[{name='mlflow',address='http://me:word@host'}]",
+            "has credentials or a query; keys are read",
+        ),
+        (
+            "logging.trackers=[{name='trackio',address='http://host?token=x'}]",
+            "has credentials or a query; keys are read",
+        ),
+        ("logging.trackers=[{name='wandb',address='host'}]", "address = 'host' must look like https://host:port"),
+        (
+            "logging.trackers=[{name='tensorboard',address='http://host'}]",
+            "tensorboard writes into the run's folder; re",
+        ),
+        ("environment.name=openenv", "needs an address"),
+        ("environment.name=calculator environment.url=http://127.0.0.1:1", "only openenv has an address"),
+        ("environment.name=openenv environment.url=http://me:word@127.0.0.1:1", "without a user name or password"),
+        ("environment.name=openenv environment.url=file:///etc/passwd", "http://host:port"),
+        ("environment.name=agent", "set one of command, function and url"),
+        ('environment.name=agent environment.command=["x"] environment.function=a:b', "set one of command, function"),
+        (
+            "placement.colocate=true placement.learner_ranks=3 placement.samplers=2",
+            "learner_ranks = 3 and samplers × tensor_parallel = 2; make them equal, or set colocate = false",
+        ),
+        (
+            "placement.colocate=true placement.learner_ranks=2 placement.samplers=2 placement.strategy=split",
+            'strategy = "split"',
+        ),
+        ("placement.device=cpu placement.weight_transport=cuda_ipc", 'set device = "gpu" where GPUs join later'),
     ],
 )
 def test_an_impossible_setting_is_refused_by_name_with_its_value(override: str, line: str) -> None:
@@ -151,23 +192,6 @@ def test_the_transport_of_a_placement(
         return
     with pytest.raises(ValueError, match=f'weight_transport = "{requested}" .*{result}.*or weight_transport = "auto"'):
         choose_transport(requested, device, colocated, one_node)
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        (
-            {"colocate": True, "learner_ranks": 3, "samplers": 2},
-            "learner_ranks = 3 and samplers × tensor_parallel = 2; make them equal, or set colocate = false",
-        ),
-        ({"colocate": True, "learner_ranks": 2, "strategy": "split", "samplers": 2}, 'strategy = "split"'),
-        ({"device": "cpu", "weight_transport": "cuda_ipc"}, 'needs GPUs, .* set device = "gpu" where GPUs join later'),
-        ({"device": "gpu", "colocate": True, "weight_transport": "nccl"}, "rejects duplicate devices"),
-    ],
-)
-def test_contradictory_placement_is_refused_with_the_config(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        build({"placement": settings})
 
 
 def test_the_fewest_gpus_of_a_run_are_shared_ones() -> None:

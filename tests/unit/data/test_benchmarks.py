@@ -162,24 +162,22 @@ def prompts(*texts: str) -> list[Prompt]:
     return [Prompt(f"t{i}", text, "?") for i, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize(
-    ("text", "duplicates"),
-    [
-        (r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3$.", [("t0", "mine", "e0")]),
-        (r"compute \( \frac{1}{2}+x^2 \) for \(x\le3\)", [("t0", "mine", "e0")]),
-        ("COMPUTE\n\n\\[\\tfrac{1}{2}\\,+\\,x^{2}\\]\tfor $x\\leq 3$.", [("t0", "mine", "e0")]),
-        (r"Compute $\left.\frac{1}{2}\right. + x^{2}$; for $x \leq 3$:", [("t0", "mine", "e0")]),
-        (r"Compute $\dfrac{1}{2} - x^{2}$, for $x \leq 3$.", []),
-        (r"Compute $\dfrac{1}{2} + x^{2}$, for $x \geq 3$.", []),
-        (r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 30$.", []),
-        (r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3.5$.", []),
-        (r"Compute $\dfrac{1}{2} + x^{2}$", []),
-    ],
-)
-def test_layout_case_and_punctuation_hide_no_copy_and_another_sign_or_number_is_another_problem(
-    text: str, duplicates: list[tuple[str, str, str]]
-) -> None:
-    assert benchmarks.find_duplicates(prompts(text), HELD_OUT) == duplicates
+def test_layout_case_and_punctuation_hide_no_copy_and_another_sign_or_number_is_another_problem() -> None:
+    copies = [
+        r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3$.",
+        r"compute \( \frac{1}{2}+x^2 \) for \(x\le3\)",
+        "COMPUTE\n\n\\[\\tfrac{1}{2}\\,+\\,x^{2}\\]\tfor $x\\leq 3$.",
+        r"Compute $\left.\frac{1}{2}\right. + x^{2}$; for $x \leq 3$:",
+    ]
+    others = [
+        r"Compute $\dfrac{1}{2} - x^{2}$, for $x \leq 3$.",
+        r"Compute $\dfrac{1}{2} + x^{2}$, for $x \geq 3$.",
+        r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 30$.",
+        r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3.5$.",
+        r"Compute $\dfrac{1}{2} + x^{2}$",
+    ]
+    duplicates = benchmarks.find_duplicates(prompts(*copies, *others), HELD_OUT)
+    assert duplicates == [(f"t{number}", "mine", "e0") for number in range(len(copies))]
 
 
 def test_exact_copies_are_dropped_and_counted_rejected_or_kept_as_configured() -> None:

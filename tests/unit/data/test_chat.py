@@ -11,7 +11,6 @@ from gxpo_trainer.data.chat import (
     ObservationEncoder,
     chat_template_problem,
     conversation,
-    render_messages,
     rewrites_turns,
 )
 from gxpo_trainer.errors import ConfigError
@@ -64,19 +63,6 @@ def ids_of(text: str) -> list[int]:
 def test_an_observation_is_a_message_of_the_user(template: str | None, observation: str, expected: str) -> None:
     encoder = ObservationEncoder(tokenizer(template), max_tokens=40)
     assert encoder.encode(observation) == ids_of(expected)
-
-
-def test_a_whole_conversation_is_what_the_template_renders_of_its_messages() -> None:
-    """When the policy samples the canonical tokens of its text; any other tokens would stay as they are."""
-    mine = tokenizer(LINES)
-    encoder = ObservationEncoder(mine, max_tokens=40)
-    spoken = ["How many is 12 * 7?", "12*7=", "84 it is", "\\boxed{84}"]
-    roles = ["user", "assistant", "user", "assistant"]
-    messages = [{"role": role, "content": text} for role, text in zip(roles, spoken, strict=True)]
-    prompt = render_messages(messages[:1], mine).tolist()
-    turns = [ids_of(text + "<|end|>") for text in (spoken[1], spoken[3])]
-    whole = [*prompt, *turns[0], *encoder.encode(spoken[2]), *turns[1]]
-    assert mine.decode(whole) + "\n" == mine.apply_chat_template(messages, tokenize=False)
 
 
 @pytest.mark.parametrize("template", [STARTER, LINES, None])

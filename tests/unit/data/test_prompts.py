@@ -227,21 +227,12 @@ def tokenizer(chat: bool) -> PreTrainedTokenizerFast:
     return made
 
 
-@pytest.mark.parametrize(
-    ("chat", "problem", "template", "expected"),
-    [
-        (True, "1 + 1?", "Q: {problem}", "<user>Q: 1 + 1?<assistant>"),
-        (False, "1 + 1?", "{problem} =", "1 + 1? ="),
-        # Braces of LaTeX are left alone.
-        (False, "\\frac{1}{2} {problem}?", "\\boxed{} {problem}", "\\boxed{} \\frac{1}{2} {problem}?"),
-    ],
-)
-def test_a_chat_template_wraps_the_problem_and_opens_the_answer(
-    chat: bool, problem: str, template: str, expected: str
-) -> None:
-    (ids,) = tokenize_prompts([Prompt("a", problem, "2")], tokenizer(chat), template, max_prompt_tokens=99).token_ids
+def test_without_a_chat_template_the_problem_is_in_its_template_alone() -> None:
+    # Braces of LaTeX are left alone.
+    prompt, template = Prompt("a", "\\frac{1}{2} {problem}?", "2"), "\\boxed{} {problem} ="
+    (ids,) = tokenize_prompts([prompt], tokenizer(chat=False), template, max_prompt_tokens=99).token_ids
     assert ids.dtype == np.int32
-    assert "".join(chr(10 + token) for token in ids) == expected
+    assert "".join(chr(10 + token) for token in ids) == "\\boxed{} \\frac{1}{2} {problem}? ="
 
 
 def test_prompts_that_are_too_long_are_skipped_and_counted() -> None:

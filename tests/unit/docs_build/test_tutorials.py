@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -16,15 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.reward_server import PATIENCE_S
+from support.reward_server import PATIENCE_S, ask
 from support.tiny_families import save_own_model
 from support.walkthrough import Reader, install_the_rule, titled
 
 from gxpo_trainer.algo.batch import step_advantages
-from gxpo_trainer.config import HttpRewardConfig
 from gxpo_trainer.config.io import build, load_run
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
 from gxpo_trainer.grading.sandbox import Sandbox
 from gxpo_trainer.plugins import implementation
 
@@ -79,31 +76,22 @@ def served(folder: Path, name: str, *arguments: str) -> Iterator[str]:
         process.communicate()
 
 
-def rewards(url: str, *responses: str, **settings: Any) -> list[HttpAnswer]:
-    async def scenario() -> list[HttpAnswer]:
-        component = HttpReward(HttpRewardConfig(url=url, deadline_s=PATIENCE_S, **settings))
-        bodies = [{"problem": "2 + 2?", "gold": "4", "answer": text, "response": text} for text in responses]
-        try:
-            return await component.answers([{**body, "turns": [], "extra": {}} for body in bodies])
-        finally:
-            await component.close()
-
-    return asyncio.run(scenario())
+def rewards(url: str, *responses: str, **settings: Any) -> list[float | None]:
+    problem = {"problem": "2 + 2?", "gold": "4", "turns": [], "extra": {}}
+    bodies = [{**problem, "answer": text, "response": text} for text in responses]
+    return [answer.value for answer in ask(url, *bodies, **settings)]
 
 
 def test_the_judge_asks_its_model_and_its_mark_is_the_reward(tmp_path: Path) -> None:
     with served(tmp_path, "model.py") as model, served(tmp_path, "judge.py", model.rstrip("/") + "/v1") as judge:
-        answers = rewards(judge, "4, because 2 and 2 make it", "4")
-    assert [answer.value for answer in answers] == [0.9, 0.2]
+        assert rewards(judge, "4, because 2 and 2 make it", "4") == [0.9, 0.2]
 
 
 def test_the_ranking_judge_compares_each_pair_in_both_orders(tmp_path: Path) -> None:
     with served(tmp_path, "model.py") as model, served(tmp_path, "ranking.py", model.rstrip("/") + "/v1") as judge:
-        best, worst, other = rewards(judge, "4, because 2 and 2 make it", "4", "5", per="group")
-        (alone,) = rewards(judge, "4", per="group")
-    # The stand-in prefers "because", and else whichever comes first.
-    assert [answer.value for answer in (best, worst, other)] == [1.0, 0.25, 0.25]
-    assert alone.value == 0.5
+        # The stand-in prefers "because", and else whichever comes first.
+        assert rewards(judge, "4, because 2 and 2 make it", "4", "5", per="group") == [1.0, 0.25, 0.25]
+        assert rewards(judge, "4", per="group") == [0.5]
 
 
 def test_the_run_file_of_the_page_is_valid_and_names_both_servers(tmp_path: Path) -> None:

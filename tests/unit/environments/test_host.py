@@ -31,10 +31,6 @@ def call(*actions: str, episode: str = "a") -> Call:
     return Call(episode, PROBLEM, 5, actions)
 
 
-def running(config: EnvironmentConfig) -> aclosing[EnvironmentHost]:
-    return aclosing(EnvironmentHost(config))
-
-
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.05)
@@ -44,7 +40,7 @@ FIRST = Observation.of_text("Count with seed 5")
 
 
 async def test_an_episode_is_a_process_with_its_own_state(configured: Configured) -> None:
-    async with running(configured()) as host:
+    async with aclosing(EnvironmentHost(configured())) as host:
         assert await host.advance(call()) == Reply(FIRST)
         assert await host.advance(call(episode="b")) == Reply(FIRST)
         pids = dict(host.pids())
@@ -63,7 +59,7 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
 
 
 async def test_a_repeated_call_gets_the_same_answer_without_another_step(configured: Configured) -> None:
-    async with running(configured()) as host:
+    async with aclosing(EnvironmentHost(configured())) as host:
         for _ in range(2):
             assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
         other = "faulty_environments:Counter.step gave another answer when the episode was played again after its "
@@ -73,7 +69,7 @@ async def test_a_repeated_call_gets_the_same_answer_without_another_step(configu
 
 async def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[Reply]:
     """Reply to each action, given in episodes of its own at the same time, next to an episode that none disturbs."""
-    async with running(config) as host:
+    async with aclosing(EnvironmentHost(config)) as host:
         await host.advance(call(episode="undisturbed"))
         pid = host.pids()["undisturbed"]
         replies = await asyncio.gather(*(host.advance(call("x", name, episode=name)) for name in actions))
@@ -121,7 +117,7 @@ async def test_faults_are_errors_with_their_cause(configured: Configured) -> Non
     ],
 )
 async def test_first_messages_are_checked(configured: Configured, name: str, detail: str) -> None:
-    async with running(configured(name)) as host:
+    async with aclosing(EnvironmentHost(configured(name))) as host:
         reply = await host.advance(call())
     assert (reply.answer, reply.failure) == (None, "error")
     assert reply.detail.removeprefix("faulty_environments:").startswith(detail)
@@ -130,7 +126,7 @@ async def test_first_messages_are_checked(configured: Configured, name: str, det
 async def test_children_of_an_episode_end_with_it_or_with_a_killed_worker(
     configured: Configured, descendants: Descendants
 ) -> None:
-    async with running(configured()) as host:
+    async with aclosing(EnvironmentHost(configured())) as host:
         await host.advance(call(episode="other"))
         kept = descendants()
         assert len(kept) == 2  # the worker and the other episode
@@ -150,7 +146,7 @@ async def test_children_of_an_episode_end_with_it_or_with_a_killed_worker(
 
 
 async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(configured: Configured) -> None:
-    async with running(configured(deadline_s=60.0)) as host:
+    async with aclosing(EnvironmentHost(configured(deadline_s=60.0))) as host:
         await host.advance(call("x"))
         for _ in range(3):  # between two calls a death does not count
             lost = host.pids()["a"]
@@ -169,7 +165,7 @@ async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(
 
 
 async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configured) -> None:
-    async with running(configured()) as host:
+    async with aclosing(EnvironmentHost(configured())) as host:
         others = [f"other {number}" for number in range(3)]
         for episode in (*others, "killer"):
             await host.advance(call("x", episode=episode))
@@ -190,13 +186,13 @@ async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configur
 async def test_a_worker_that_was_stopped_is_replaced(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gxpo_trainer.environments.processes.FORK_LIMIT_S", 5.0)
 
-    async with running(configured()) as host:
+    async with aclosing(EnvironmentHost(configured())) as host:
         assert await host.advance(call("stop_parent")) == Reply(Turn("stopped it"))
         assert await host.advance(call("x", episode="b")) == Reply(Turn("turn 1: x"))
 
 
 async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) -> None:
-    async with running(configured(workers=1)) as host:
+    async with aclosing(EnvironmentHost(configured(workers=1))) as host:
         await host.advance(call())
         running_call = asyncio.create_task(host.advance(call("sleep")))
         queued = asyncio.create_task(host.advance(call(episode="b")))
@@ -212,7 +208,7 @@ def stopped(host: EnvironmentHost) -> list[str]:
 
 
 async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
-    async with running(configured(workers=2)) as host:
+    async with aclosing(EnvironmentHost(configured(workers=2))) as host:
         names = ["a", "b", "c"]
         calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
         await until(lambda: stopped(host) == ["a", "b"])
@@ -226,7 +222,7 @@ async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
 
 
 async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -> None:
-    async with running(configured()) as host:
+    async with aclosing(EnvironmentHost(configured())) as host:
         await host.advance(call("x"))
         process = psutil.Process(host.pids()["a"])
         host.free_idle(3600.0)
@@ -239,7 +235,7 @@ async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -
 async def test_a_worker_that_cannot_start_ends_the_run(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured()
     monkeypatch.setattr("gxpo_trainer.environments.processes.sys.executable", "/bin/false")
-    async with running(config) as host:
+    async with aclosing(EnvironmentHost(config)) as host:
         with pytest.raises(TrainingError, match=r"cannot be started \(3 attempts in a row\)") as raised:
             await host.advance(call())
     assert raised.value.reason == "setup_failed"

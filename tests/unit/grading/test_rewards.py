@@ -112,12 +112,27 @@ def test_the_score_is_the_weighted_sum_and_the_length_penalty_falls_evenly_in_th
         ([{"name": "format", "weight": float("inf")}], "must be a finite number other than 0"),
         ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),
         ([{"name": "http", "url": "http://h:1/", "label": "mean"}], "reward/mean is another metric"),
+        ([{"name": "http", "url": "http://h/", "label": "a/b"}], "verifier.rewards[0].label"),
+        ([{"name": "http", "url": "http://h/", "deadline_s": 0}], "rewards[0].deadline_s = 0: must be above 0"),
+        ([{"name": "http", "url": "http://h/", "token": "x"}], "verifier.rewards[0].token"),
+        ([{"name": "http"}], "verifier.rewards[0].url: is missing; set it"),
+        ([{"name": "http", "url": "ftp://host/"}],
+         'verifier.rewards[0].url = "ftp://host/": must look like https://host:port/path'),
+        ([{"name": "http", "url": "http://host:99999/"}], "must look like https://host:port/path"),
+        ([{"name": "http", "url": "http://me:secret@host/"}],
+         "has credentials; the administrator gives a token in GXPO_REWARD_TOKEN_FILE"),
+        ([{"name": "http", "url": "http://host/#part"}], "has a fragment, which is not sent; remove it"),
+        ([{"name": "http", "url": "http://h/\r\nX: 1"}], "has a blank, comma, backslash or control character"),
+        ([{"name": "format", "url": "http://host/", "retries": 2}],
+         'verifier.rewards[0]: retries, url: only for name = "http"; remove it or set that name'),
+        ([{"name": "environment"}], 'environment is always 0 with environment.name = "single_turn"'),
     ],
 )  # fmt: skip
 def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build({"verifier": {"rewards": rewards}})
     assert complaint in str(caught.value)
+    build({"verifier": {"rewards": [{"name": "environment"}]}, "environment": {"name": "calculator"}})
 
 
 @pytest.mark.parametrize(

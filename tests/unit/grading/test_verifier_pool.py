@@ -186,23 +186,6 @@ def test_workers_die_with_their_parent() -> None:
     assert alive == []
 
 
-@pytest.mark.parametrize(
-    ("module", "call", "absent"),
-    [
-        ("rollout.verification", "engine_equal('x', 'y')", {"torch", "vllm"}),
-        ("grading.pool, gxpo_trainer.grading.rewards", "engine_equal('x', 'y')", {"torch", "vllm", "ray"}),
-        # Plain numbers need no sympy either.
-        ("grading.verify", "verify('5', '5')", {"torch", "vllm", "ray", "sympy"}),
-    ],
-)
-def test_the_actor_and_its_workers_import_no_engine(module: str, call: str, absent: set[str]) -> None:
-    code = (
-        f"import sys, gxpo_trainer.{module}; from gxpo_trainer.grading.engine import engine_equal; "
-        f"from gxpo_trainer.grading.verify import verify; {call}; sys.exit(sorted({absent} & set(sys.modules)) or 0)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_an_unusable_file_is_refused_before_grading(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", io.StringIO()
     fine = {"gold": "5", "prediction": "5"}

@@ -190,9 +190,7 @@ def test_key_value_heads_may_be_replicated_but_not_split_unevenly() -> None:
         check_heads(model, on(8))
     # A vast number of heads has its divisors at once.
     assert str(uneven_split(10**15, 10**15, 3, "m")).endswith(" 800, 1000, 1024")
-
-
-def test_heads_are_those_of_the_language_model_each_with_its_own_key_unless_it_says_otherwise() -> None:
+    # Heads are those of the language model, each with its own key unless it says otherwise.
     inner = {"num_attention_heads": 8, "num_key_value_heads": 4}
     for body, devices in (({"num_attention_heads": 5, "text_config": inner}, 8), ({"n_head": 6}, 6)):
         check_heads(body, on(devices))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import CheckpointError
@@ -22,31 +21,16 @@ CPU = torch.device("cpu")
 SHAPES = {"a": (2, 3), "b": (5,), "c": (1, 1)}
 
 
-class Held:
-    """What a rank holds: flat tensors and what is in them, as `learner.shards.Shards` shows it."""
-
-    def __init__(self, tensors: list[Tensor], segments: list[list[Segment]], shapes: Any, replicated: bool) -> None:
-        self._tensors, self._segments, self._shapes, self.replicated = tensors, segments, shapes, replicated
-        moments = {"exp_avg": [tensor + 0.5 for tensor in tensors]}
-        self.step, self.moments, self.set_step = 7, lambda: moments, partial(setattr, self, "step")
-
-    def parameters(self) -> list[Tensor]:
-        return self._tensors
-
-    def segments(self) -> list[list[Segment]]:
-        return self._segments
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._shapes
-
-
 def elements(shapes: dict[str, tuple[int, ...]]) -> dict[str, list[float]]:
     """Parameter number p has the elements 100 p, 100 p + 1, …"""
     return {name: [100.0 * p + i for i in range(torch.Size(s).numel())] for p, (name, s) in enumerate(shapes.items())}
 
 
 def held(cut: str, rank: int, ranks: int, shapes: dict[str, tuple[int, ...]] = SHAPES, *, empty: bool = False) -> Any:
-    """A rank of each layout, cut here by lists of Python: `whole`, `flat` (stages 1, 2) and `sliced` (stage 3)."""
+    """What a rank holds, as `learner.shards.Shards` shows it: flat tensors and what is in them.
+
+    Cut here by lists of Python: `whole`, `flat` (stages 1, 2) and `sliced` (stage 3).
+    """
     values = elements(shapes)
     every = [(name, i) for name, numbers in values.items() for i in range(len(numbers))]
     if cut == "whole":
@@ -62,7 +46,11 @@ def held(cut: str, rank: int, ranks: int, shapes: dict[str, tuple[int, ...]] = S
     tensors = [torch.tensor([0.0 if empty else values[name][i] for name, i in part]) for part in mine]
     # One segment an element: how a cut is described does not matter.
     segments = [[Segment(name, i, offset, 1) for offset, (name, i) in enumerate(part)] for part in mine]
-    return Held(tensors, segments, shapes, cut == "whole")
+    moments = {"exp_avg": [tensor + 0.5 for tensor in tensors]}
+    methods = {"parameters": lambda: tensors, "segments": lambda: segments, "shapes": lambda: shapes}
+    shards = SimpleNamespace(**methods, step=7, moments=lambda: moments, replicated=cut == "whole")
+    shards.set_step = partial(setattr, shards, "step")
+    return shards
 
 
 def layout(ranks: int, stage: int = 0, **others: Any) -> Layout:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.learner.models import STARTER_FOLDER, STARTER_SKILL_FOLDER, STARTER_TOOLS_FOLDER
@@ -26,11 +25,6 @@ each_policy = pytest.mark.parametrize(
         (STARTER_SKILL_FOLDER, SkillRecipe, "tools.starter_skill"),
     ],
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(STARTER_FOLDER)
 
 
 @each_policy
@@ -54,7 +48,8 @@ def test_a_seed_gives_one_loadable_policy(tmp_path: Path, folder: Path, recipe: 
     assert all(torch.isfinite(parameter).all() for parameter in reloaded.parameters())
 
 
-def test_auto_tokenizer_splits_as_the_shipped_file_and_as_the_recipe(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_auto_tokenizer_splits_as_the_shipped_file_and_as_the_recipe() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(STARTER_FOLDER)
     # AutoTokenizer replaces the splitting rule of a Qwen2 folder by that of its own class, without a word.
     drawn = generate("train", Recipe().num_problems, Recipe().seed)
     built = starter.build_tokenizer(drawn)
@@ -65,16 +60,3 @@ def test_auto_tokenizer_splits_as_the_shipped_file_and_as_the_recipe(tokenizer: 
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert ids == raw.encode(text, add_special_tokens=False).ids
         assert ids == built(text, add_special_tokens=False)["input_ids"]
-
-
-def test_chat_template_writes_turns_and_opens_the_answer(tokenizer: PreTrainedTokenizerBase) -> None:
-    turns = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "\\boxed{5}"}]
-    written = tokenizer.apply_chat_template(turns, tokenize=False)
-    assert written == "<|bos|><|user|>2+3?<|end|><|assistant|>\\boxed{5}<|end|>"
-    opened = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
-    assert written.startswith(opened)
-    ids = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
-    assert ids == tokenizer(opened, add_special_tokens=False)["input_ids"]
-    assert ids[0] == tokenizer.bos_token_id
-    with pytest.raises(Exception, match="unknown role tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)

@@ -9,7 +9,6 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,6 @@ def reporter(path: Path, **options: object) -> RunReporter:
 
 def steps_and_attempts(path: Path) -> list[tuple[int, int]]:
     return [(row["step"], row["attempt"]) for row in read_metrics(path)]
-
-
-def scored(prompt: str, texts: list[str], verdicts: list[Verdict]) -> ScoredGroup:
-    samples = tuple(Sample(text, np.arange(3, dtype=np.int32), np.zeros(3, dtype=np.float32), "stop") for text in texts)
-    ids = np.arange(2, dtype=np.int32)
-    return ScoredGroup(Group(Prompt(prompt, f"text of {prompt}", "42"), ids, samples, 7), tuple(verdicts))
 
 
 def test_rows_have_the_documented_fields_and_nan_and_infinities_round_trip(tmp_path: Path) -> None:
@@ -140,8 +133,11 @@ def test_evaluations_are_unique_per_step_and_benchmark(tmp_path: Path) -> None:
 
 
 def test_samples_hold_the_first_groups_and_their_text(tmp_path: Path) -> None:
-    verdicts = [Verdict("correct", "42", 0.1), Verdict("timeout", None, 5.0, "killed")]
-    groups = [scored(f"p{number}", ["NaN", 'an "answer"\n\u2028'], verdicts) for number in range(3)]
+    ids, logprobs = np.arange(3, dtype=np.int32), np.zeros(3, dtype=np.float32)
+    samples = tuple(Sample(text, ids, logprobs, "stop") for text in ("NaN", 'an "answer"\n\u2028'))
+    verdicts = Verdict("correct", "42", 0.1), Verdict("timeout", None, 5.0, "killed")
+    prompts = [Prompt(f"p{number}", f"text of p{number}", "42") for number in range(3)]
+    groups = [ScoredGroup(Group(prompt, ids, samples, 7), verdicts) for prompt in prompts]
     with reporter(tmp_path, samples_per_step=2, show=str) as made:
         made.log_samples(1, groups)
     rows = read_samples(tmp_path)
@@ -282,23 +278,22 @@ def raised_from(error: Exception, cause: BaseException) -> Exception:
     return error
 
 
-def ray_errors() -> Iterator[tuple[Exception, str]]:
+def test_errors_of_ray_and_torch_name_the_exhausted_resource() -> None:
     def task(cause: Exception) -> Any:
         return RayTaskError("train_step", f"{type(cause).__name__}: {cause}", cause)
 
-    yield OutOfMemoryError("node is low on memory"), "out_of_memory"
-    yield ActorUnschedulableError("no node has 8 GPUs"), "no_resources"
-    yield task(torch.OutOfMemoryError("CUDA out of memory")).as_instanceof_cause(), "out_of_memory"
-    yield task(errors.WeightSyncMismatch("gap")).as_instanceof_cause(), "weight_sync_mismatch"
-    yield task(errors.TrainingError("full", reason="disk_full")).as_instanceof_cause(), "disk_full"
-    yield ActorDiedError(task(torch.OutOfMemoryError("CUDA out of memory"))), "out_of_memory"
-    yield ActorDiedError(task(ValueError("x"))), "training_error"
+    full = torch.OutOfMemoryError("CUDA out of memory")
     died = raised_from(RuntimeError("a learner died"), OutOfMemoryError("node is low on memory"))
-    yield raised_from(errors.TrainingError("the learner died 3 times"), died), "out_of_memory"
-
-
-def test_errors_of_ray_and_torch_name_the_exhausted_resource() -> None:
-    for error, reason in ray_errors():
+    for error, reason in (
+        (OutOfMemoryError("node is low on memory"), "out_of_memory"),
+        (ActorUnschedulableError("no node has 8 GPUs"), "no_resources"),
+        (task(full).as_instanceof_cause(), "out_of_memory"),
+        (task(errors.WeightSyncMismatch("gap")).as_instanceof_cause(), "weight_sync_mismatch"),
+        (task(errors.TrainingError("full", reason="disk_full")).as_instanceof_cause(), "disk_full"),
+        (ActorDiedError(task(full)), "out_of_memory"),
+        (ActorDiedError(task(ValueError("x"))), "training_error"),
+        (raised_from(errors.TrainingError("the learner died 3 times"), died), "out_of_memory"),
+    ):
         assert reason_of(error) == reason, repr(error)
 
 

@@ -324,21 +324,6 @@ def test_a_feed_ends_by_itself_when_its_trainer_is_killed(own: str, tmp_path: Pa
 # ---- settings ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("trackers", "complaint"),
-    [
-        (["wandb", "wandb"], r"a tracker is listed twice; remove one"),
-        ([{"name": "mlflow", "address": "http://me:word@host"}], r"has credentials or a query; keys are read from"),
-        ([{"name": "trackio", "address": "http://host?write_token=x"}], r"has credentials or a query; keys are read"),
-        ([{"name": "wandb", "address": "host"}], r"address = 'host' must look like https://host:port"),
-        ([{"name": "tensorboard", "address": "http://host"}], r"tensorboard writes into the run's folder; remove"),
-    ],
-)
-def test_bad_trackers_are_refused(trackers: list[Any], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        build({"logging": {"trackers": trackers}})
-
-
 def test_trackers_change_no_result_and_a_missing_package_is_reported_with_the_fix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -185,9 +185,16 @@ def test_only_rejected_rows_are_skipped(run: Run, server: IngestServer) -> None:
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_a_fenced_launch_stops_calling(over: bool, run: Run, server: IngestServer) -> None:
+def test_a_proxys_refusal_stops_nothing_but_a_fenced_launch_stops_calling(
+    over: bool, run: Run, server: IngestServer
+) -> None:
     run.write("metrics", 2)
     run.arrives(server)
+    server.faults.extend(["401", "410", "401"])
+    run.write("metrics", 2)
+    run.until(lambda: len(server.rows["metrics"]) == 4)
+    assert run.uploader.fenced is None
+    assert not server.faults
     server.token, server.over = ("secret", True) if over else ("newer", False)
     run.write("metrics", 2)
     run.until(lambda: run.uploader.fenced is not None)
@@ -197,16 +204,6 @@ def test_a_fenced_launch_stops_calling(over: bool, run: Run, server: IngestServe
     assert run.uploader.finish(OUTCOME) is False
     assert len(server.statuses) == before
     assert server.outcome is None
-
-
-def test_a_proxys_refusal_stops_nothing(run: Run, server: IngestServer) -> None:
-    run.write("metrics", 2)
-    run.arrives(server)
-    server.faults.extend(["401", "410", "401"])
-    run.write("metrics", 2)
-    run.until(lambda: len(server.rows["metrics"]) == 4)
-    assert run.uploader.fenced is None
-    assert not server.faults
 
 
 def test_every_response_carries_the_current_request(run: Run, server: IngestServer) -> None:

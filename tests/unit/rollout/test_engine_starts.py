@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,13 +32,6 @@ from gxpo_trainer.types import Group, Prompt
 SETUP_S, SAMPLING_S = 300.0, 10.0
 
 
-class Actor:
-    """Accepts every call."""
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *_: f"a {name} call")
-
-
 class Machine:
     """Engines of a run whose waits take the time that a test gives. restarted: with the reason, by index."""
 
@@ -52,8 +46,8 @@ class Machine:
         self.engines = Engines(RunConfig(), placement, "model", lambda kind, message, **_: self.events.append(message))
         monkeypatch.setattr("gxpo_trainer.rollout.engines.ray.kill", lambda *_, **__: None)
         monkeypatch.setattr("gxpo_trainer.rollout.engines.print_stacks", lambda *_: None)
-        monkeypatch.setattr(self.engines, "_new_actor", lambda *_: (Actor(), object(), self.watch.running_s))
-        self.engines.all = [Engine(i, Actor(), None, 0.0, version=0) for i in range(count)]
+        monkeypatch.setattr(self.engines, "_new_actor", lambda *_: (Mock(), object(), self.watch.running_s))
+        self.engines.all = [Engine(i, Mock(), None, 0.0, version=0) for i in range(count)]
         placement.group.back_off = lambda restarts: None
         verifier = SimpleNamespace(submit=lambda _: object(), await_verdicts=lambda _: dict.fromkeys(range(9), ()))
         parts = {"config": RunConfig(), "timeline": Timeline(), "stream_ids": iter([1]), "verifier": verifier}

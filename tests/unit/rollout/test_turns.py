@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from gxpo_trainer.algo.batch import make_batch
-from gxpo_trainer.config import GroupAdvantageConfig, LossConfig
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.environments.contract import Call, Message, Observation, Problem, Reply, Turn
@@ -31,7 +29,7 @@ from gxpo_trainer.rollout.vllm_driver import (
     Weights,
     sample_seed,
 )
-from gxpo_trainer.types import Episode, Group, Prompt, ScoredGroup, Utterance, Verdict
+from gxpo_trainer.types import Episode, Group, Prompt, Utterance
 
 # As Qwen3: the reasoning of a turn is rendered only where no message of the user follows; a last turn always has some.
 QWEN3 = (
@@ -135,6 +133,7 @@ def test_a_template_that_keeps_turns_makes_one_row_and_each_action_reaches_the_e
     echo, turns = Echo(), [FIRST, THOUGHT, PLAIN, LAST]
     group, engine, tokenizer = play(None, turns, echo)
     (row,) = group.samples[0].rows
+    assert row.prompt_token_ids is None, "that of the group"
     answers = [f"<|user|>again {number}<|end|><|assistant|>" for number in (1, 2, 3)]
     expected = "".join(f"{turn}<|end|>{answer}" for turn, answer in zip(turns, [*answers, ""], strict=True))
     assert tokenizer.decode(row.token_ids, clean_up_tokenization_spaces=False) == expected
@@ -231,22 +230,6 @@ def test_each_rendered_history_with_what_was_sampled_after_it_is_a_row() -> None
     assert sample.text == "\n".join([FIRST, THOUGHT, PLAIN, LAST])
     assert sample.episode is not None
     assert (sample.episode.end, sample.episode.reward) == ("done", 1.0)
-
-
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_the_rows_of_an_episode_weigh_as_one_response(aggregation: Any) -> None:
-    group, _, _ = play(QWEN3, [FIRST, THOUGHT, PLAIN, LAST])
-    (branched,) = group.samples
-    flat = play(None, [PLAIN] * 4)[0].samples[0]
-    assert not flat.branches
-    assert flat.prompt_token_ids is None
-    both = Group(group.prompt, group.prompt_token_ids, (branched, flat), 3)
-    scored = ScoredGroup(both, (Verdict("correct", None, 0.0, score=1.0), Verdict("wrong", None, 0.0, score=0.0)))
-    batch, _ = make_batch([scored], LossConfig(aggregation=aggregation), 160, GroupAdvantageConfig())
-    rows = [sequence for sequence in batch.sequences if sequence.advantage > 0]
-    assert len(rows) == 3
-    assert {sequence.advantage for sequence in rows} == {-batch.sequences[-1].advantage}
-    assert all(row.response_sampled == branched.num_sampled for row in rows)
 
 
 # Why an episode ends, by hand.

@@ -13,7 +13,6 @@ import pytest
 from support.reward_server import PATIENCE_S, RewardServer, reply
 
 from gxpo_trainer.config import HttpRewardConfig, RewardConfig, RunConfig, VerifierConfig
-from gxpo_trainer.config.io import build
 from gxpo_trainer.config.tasks import AnyReward
 from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, tokens
@@ -143,12 +142,6 @@ def test_components_see_the_environments_verdict_reward_turns(tmp_path: Path, mo
     assert [verdict.reward for verdict in verdicts] == pytest.approx([2.2805, -0.471, 2.03, 2.0, None])
 
 
-def test_the_environments_component_needs_an_environment() -> None:
-    with pytest.raises(ConfigError, match=r"environment is always 0 with environment.name = \"single_turn\""):
-        build({"verifier": {"rewards": [{"name": "environment"}]}})
-    build({"verifier": {"rewards": [{"name": "environment"}]}, "environment": {"name": "calculator"}})
-
-
 # ---- components over HTTP -------------------------------------------------------------------------------------------
 
 
@@ -275,37 +268,6 @@ def test_a_run_stops_when_a_server_fails_too_often_and_a_step_costs_the_sum_over
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reward", "complaint"),
-    [
-        ({}, "verifier.rewards[0].url: is missing; set it"),
-        ({"url": "ftp://host/"}, 'verifier.rewards[0].url = "ftp://host/": must look like https://host:port/path'),
-        ({"url": "http://host:99999/"}, "must look like https://host:port/path"),
-        (
-            {"url": "http://me:secret@host/"},
-            "has credentials; the administrator gives a token in GXPO_REWARD_TOKEN_FILE",
-        ),
-        ({"url": "http://host/#part"}, "has a fragment, which is not sent; remove it"),
-        ({"url": "http://host/\r\nX: 1"}, "has a blank, comma, backslash or control character"),
-        ({"url": "http://host/", "label": "a/b"}, "verifier.rewards[0].label"),
-        ({"url": "http://host/", "weight": 0}, "must be a finite number other than 0"),
-        ({"url": "http://host/", "deadline_s": 0}, "verifier.rewards[0].deadline_s = 0: must be above 0"),
-        ({"url": "http://host/", "token": "x"}, "verifier.rewards[0].token"),
-    ],
-)
-def test_an_address_or_limit_that_cannot_be_used_is_rejected(reward: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build({"verifier": {"rewards": [{"name": "http", **reward}]}})
-    assert complaint in str(caught.value)
-
-
-def test_settings_of_http_are_refused_for_other_components_in_one_message() -> None:
-    with pytest.raises(ConfigError) as caught:
-        build({"verifier": {"rewards": [{"name": "format", "url": "http://host/", "retries": 2}]}})
-    (line,) = str(caught.value).splitlines()[1:]
-    assert line.strip() == 'verifier.rewards[0]: retries, url: only for name = "http"; remove it or set that name'
 
 
 def test_an_address_must_be_listed_character_by_character(

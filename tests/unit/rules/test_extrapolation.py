@@ -139,20 +139,15 @@ CURVATURE = torch.tensor([0.9, 0.5, 0.2, 0.1, 0.05])
 START = torch.tensor([1.0, -2.0, 0.5, 3.0, -0.7])
 
 
-def learner_with_points() -> tuple[ToyLearner, list[torch.Tensor]]:
-    """fp32, and steps so small that rounding shows; the points are those of the backward passes."""
+@pytest.mark.parametrize("settings", [GxpoRule(k=4, alpha=0.3, gate=NEVER), SfpoRule(k=4, alpha=0.3, gate=NEVER)])
+def test_the_error_of_theta_tilde_is_measured_on_the_point_that_was_used(settings: Any) -> None:
     points: list[torch.Tensor] = []
 
     def gradient(theta: list[torch.Tensor], _: int) -> list[torch.Tensor]:
         points.append(theta[0].clone())
         return [CURVATURE * theta[0]]
 
-    return ToyLearner(START, gradient, lr=1e-6), points
-
-
-@pytest.mark.parametrize("settings", [GxpoRule(k=4, alpha=0.3, gate=NEVER), SfpoRule(k=4, alpha=0.3, gate=NEVER)])
-def test_the_error_of_theta_tilde_is_measured_on_the_point_that_was_used(settings: Any) -> None:
-    learner, points = learner_with_points()
+    learner = ToyLearner(START, gradient, lr=1e-6)  # fp32, and steps so small that rounding shows
     rule: Any = make_rule(settings)
     rule.trajectory, _ = truth, passes = take_trajectory(learner, settings.k)
     assert truth is not None

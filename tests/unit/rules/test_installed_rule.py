@@ -23,7 +23,7 @@ from gxpo_services.sweeps.grid import SweepRequest, plan
 from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.cli import _comments
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import build, learning_rate_control
+from gxpo_trainer.config.io import build
 from gxpo_trainer.config.rules import RULE_CHOICE, RULES, rule_name, run_label
 from gxpo_trainer.rules.contract import make_rule
 
@@ -32,10 +32,6 @@ pytestmark = pytest.mark.usefixtures("workbench")
 
 def config(**rule: Any) -> RunConfig:
     return build({"learner": {"rule": {"name": "repeated", **rule}}, "budget": {"steps": 10}})
-
-
-def points(steps: list[int], y: list[float]) -> Points:
-    return Points(steps, [float(step) for step in steps], y)
 
 
 def dashboard_rules() -> Rules:
@@ -64,12 +60,6 @@ def test_the_cost_preview_and_the_command_line_know_its_passes_and_its_label() -
     # A run of a version that had no such setting, and one of a version that is newer than this one.
     assert run_label({"name": "repeated"}) == "Repeated"
     assert run_label({"name": "unknown", "k": 3}) == "UNKNOWN K=3"
-
-
-def test_its_learning_rate_control_is_the_baseline_at_its_factor() -> None:
-    control = learning_rate_control(config(repeats=3))
-    assert control.learner.rule.name == "grpo"
-    assert control.learner.optimizer.learning_rate == pytest.approx(3e-5, rel=1e-12)
 
 
 def test_the_sweep_of_rules_includes_it_with_its_control() -> None:
@@ -112,7 +102,8 @@ def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
 
 
 def test_the_dashboard_compares_its_passes() -> None:
-    series = {"update/backward_passes_total": points([1, 2, 3], [3, 6, 7]), "gate/active": points([1, 2, 3], [1, 0, 0])}
+    values = {"update/backward_passes_total": [3.0, 6.0, 7.0], "gate/active": [1.0, 0.0, 0.0]}
+    series = {name: Points([1, 2, 3], [1.0, 2.0, 3.0], y) for name, y in values.items()}
     own = charts.budget_chart(series, {"name": "repeated", "repeats": 3}, None, dashboard_rules())
     others = "Others: GRPO (1 per step): 3, SFPO K=3 (4 per step): 12, GXPO (3 per step): 9."
     assert own.summary == f"7 backward passes after 3 steps (6 in look-ahead on, 1 in fallback to GRPO). {others}"

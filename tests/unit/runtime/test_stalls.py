@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,20 +18,14 @@ from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
 from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks, stacks
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def watch(clock: Clock, **limits: float) -> ProgressWatch:
-    return ProgressWatch(TimeoutsConfig(**limits), clock)
+def watch(**limits: float) -> tuple[ProgressWatch, SimpleNamespace]:
+    """A watch, and the clock that it reads: `now`."""
+    clock = SimpleNamespace(now=1000.0)
+    return ProgressWatch(TimeoutsConfig(**limits), lambda: clock.now), clock
 
 
 def test_a_phase_stalls_after_its_own_limit_and_the_message_names_it() -> None:
-    clock = Clock()
-    watched = watch(clock, sampling_s=60.0, updating_s=10.0)
+    watched, clock = watch(sampling_s=60.0, updating_s=10.0)
     watched.begin("sampling")
     clock.now += 59.0
     watched.check()
@@ -46,8 +41,7 @@ def test_a_phase_stalls_after_its_own_limit_and_the_message_names_it() -> None:
 
 
 def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_not_counted() -> None:
-    clock = Clock()
-    watched = watch(clock, sampling_s=60.0)
+    watched, clock = watch(sampling_s=60.0)
     watched.begin("sampling")
     for _ in range(5):
         clock.now += 50.0
@@ -62,8 +56,7 @@ def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_not_counted() ->
 
 
 def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before() -> None:
-    clock = Clock()
-    watched = watch(clock, setup_s=100.0)
+    watched, clock = watch(setup_s=100.0)
     stalls: list[Stalled] = []
     reported: list[int] = []
     stalled, noticed, back = threading.Event(), threading.Event(), threading.Event()
@@ -90,8 +83,7 @@ def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before(
 
 
 def test_a_wait_for_a_process_to_start_is_no_working_time() -> None:
-    clock = Clock()
-    watched = watch(clock, setup_s=60.0, sampling_s=60.0)
+    watched, clock = watch(setup_s=60.0, sampling_s=60.0)
     begin, running = watched.working_s, watched.running_s
     watched.begin("sampling")
     clock.now += 7.0
@@ -118,7 +110,7 @@ def test_a_wait_for_a_process_to_start_is_no_working_time() -> None:
 
 def test_an_interrupt_ends_the_waits_that_leave_the_learner_as_it_is() -> None:
     terminated = [False]
-    watched = ProgressWatch(clock=Clock(), interrupted=lambda: terminated[0])
+    watched = ProgressWatch(interrupted=lambda: terminated[0])
     with watched.abandonable():
         watched.begin("sampling")
         terminated[0] = True

@@ -53,31 +53,25 @@ def test_a_full_evaluation_keeps_the_subset_comparable() -> None:
     assert metrics["eval/sums/full/pass@1"] == 2 / 6
 
 
-def test_how_an_evaluation_samples_is_set_and_recorded() -> None:
-    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "stop": ["Q:"]}
-    benchmark = Benchmark("sums", (Prompt("0", "", "7"),), "{problem}", "hash")
-    made = Evaluator(RunConfig.model_validate({"evaluation": given}), [TokenizedBenchmark(benchmark, [IDS])])
-    assert made.sampling == SamplingSettings(48, 0.6, top_p=0.95, top_k=20, stop=("Q:",))
-    (record,), _ = made.run(Collector(), version=1)  # type: ignore[arg-type]
-    assert record["sampling"] == {**given, "max_new_tokens": 48, "seeded": False}
-    (record, *_), _ = evaluator().run(Collector(), version=1)  # type: ignore[arg-type]
-    assert record["sampling"] == {"temperature": 1.0, "max_new_tokens": 48, "seeded": False}
-
-
-def test_an_evaluation_plays_in_the_environment_of_the_run() -> None:
-    prompt = Prompt("0", "6*7?", "42", {"level": "5"})
-    benchmark = Benchmark("sums", (prompt,), "Q: {problem}", "hash", {}, ())
+def test_an_evaluation_samples_and_plays_as_it_is_set_which_is_recorded() -> None:
+    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
     environment = {"name": "calculator", "max_turns": 3, "max_observation_tokens": 20}
-    config = RunConfig.model_validate({"environment": environment, "seed": 5})
-    collector: Any = Collector()
-    (record,), _ = Evaluator(config, [TokenizedBenchmark(benchmark, [IDS])]).run(collector, version=1)
+    config = RunConfig.model_validate({"evaluation": given, "environment": environment, "seed": 5})
+    benchmark = Benchmark("sums", (Prompt("0", "6*7?", "42", {"level": "5"}),), "Q: {problem}", "hash", {}, ())
+    made, collector = Evaluator(config, [TokenizedBenchmark(benchmark, [IDS])]), Collector()
+    assert made.sampling == SamplingSettings(48, 0.6, top_p=0.95, top_k=20)
+    (record,), _ = made.run(collector, version=1)  # type: ignore[arg-type]
+    assert record["sampling"] == {**given, "max_new_tokens": 48, "seeded": False}
+    assert record["environment"] == environment
     (request,) = collector.requests
     assert request.episode.problem == Problem("0", "Q: 6*7?", "42", {"level": "5"})
     assert request.episode.max_prompt_tokens is None, "only the model limits prompts of benchmarks"
-    assert record["environment"] == environment
     assert request.seed is None
-    (again,), _ = evaluator().run(Collector(), version=1)  # type: ignore[arg-type]
-    assert "environment" not in again
+    stopped = Evaluator(RunConfig.model_validate({"evaluation": {"stop": ["Q:"]}}), [])
+    assert stopped.sampling.stop == ("Q:",)
+    (plain, *_), _ = evaluator().run(Collector(), version=1)  # type: ignore[arg-type]
+    assert plain["sampling"] == {"temperature": 1.0, "max_new_tokens": 48, "seeded": False}
+    assert "environment" not in plain
 
 
 # Metrics of steps whose samples are conversations, by hand.

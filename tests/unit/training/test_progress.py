@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -126,37 +127,14 @@ def test_rates_are_of_the_time_between_two_readings_that_have_the_counter() -> N
     assert rates({RATES[1]: 7000}, end, 5.0) == {RATES[1]: 400.0}
 
 
-class NVMLError(Exception):
-    pass
-
-
-class Nvml(SimpleNamespace):
-    """A double of `pynvml`, for a machine without NVIDIA's driver: a GPU with given samples and a MIG device."""
-
-    NVMLError = NVMLError
-
-    def __init__(self, samples: list[tuple[int, int]]) -> None:
-        super().__init__(
-            nvmlInit=lambda: None,
-            nvmlDeviceGetCount=lambda: 2,
-            nvmlDeviceGetHandleByIndex=int,
-            nvmlDeviceGetMemoryInfo=self._memory,
-            nvmlDeviceGetUtilizationRates=self._rates,
-        )
-        self._samples = iter(samples)
-
-    def _memory(self, handle: int) -> Any:
-        self._utilization, used = next(self._samples) if handle == 0 else (0, 2**30)
-        return SimpleNamespace(used=used)
-
-    def _rates(self, handle: int) -> Any:
-        if handle == 1:
-            raise NVMLError("Not Supported")
-        return SimpleNamespace(gpu=self._utilization)
-
-
 def test_gpus_report_the_mean_utilization_and_the_largest_memory_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml([(50, 9), (0, 2), (100, 7), (20, 3)]))
+    """A GPU, and a MIG device, whose utilization NVML does not tell."""
+    memory = {0: iter([9, 2, 7, 3]), 1: itertools.repeat(2**30)}
+    utilization: dict[int, Any] = {0: iter([50, 0, 100, 20]), 1: iter([])}
+    nvml = Mock(NVMLError=StopIteration, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=int)
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=next(memory[handle]))
+    nvml.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=next(utilization[handle]))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(gpu_load, "SAMPLE_EVERY_S", 3600.0)
     load = gpu_load.GpuLoad()
     load.begin_step()  # (50, 9), of which the next step has nothing

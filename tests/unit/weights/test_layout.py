@@ -12,7 +12,7 @@ from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.weights.buckets import TensorEntry
-from gxpo_trainer.weights.vllm_weights import Slot, VllmWeights
+from gxpo_trainer.weights.vllm_weights import VllmWeights
 
 WORKERS, RANK = 2, 1
 HIDDEN, HEAD = 8, 4
@@ -77,11 +77,6 @@ def load_by_vllm(model: Any, tensors: dict[str, torch.Tensor]) -> None:
             target.data.copy_(tensor)
 
 
-def load_rows(slot: Slot, rows: torch.Tensor, first_row: int) -> None:
-    part, at = slot.part_of(rows, first_row)
-    getattr(slot.module, slot.attribute).data[slot.start + at : slot.start + at + len(part)] = part
-
-
 @pytest.mark.parametrize("rows", [100, 5, 1], ids=lambda rows: f"{rows} rows a bucket")
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=lambda heads: f"{heads} KV heads")
 def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads: int, rows: int) -> None:
@@ -93,8 +88,10 @@ def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads
     slots = VllmWeights(loaded, torch.float32).slots
     assert slots.keys() == tensors.keys()
     for name, tensor in tensors.items():
+        slot = slots[name]
         for first_row in range(0, len(tensor), rows):
-            load_rows(slots[name], tensor[first_row : first_row + rows], first_row)
+            part, at = slot.part_of(tensor[first_row : first_row + rows], first_row)
+            getattr(slot.module, slot.attribute).data[slot.start + at : slot.start + at + len(part)] = part
     for (name, left), (_, right) in zip(loaded.named_parameters(), expected.named_parameters(), strict=True):
         # vLLM pads the vocabulary to 128 rows, of which this worker has the upper 64.
         used = 36 if name == "embed_tokens.weight" else len(right)
