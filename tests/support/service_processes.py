@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -35,7 +35,7 @@ def until(what: Callable[[], object], description: str, each: Callable[[], objec
 
 
 class ServiceProcesses:
-    """Started by `start`, killed by `kill`, and brought back by `tend` as a supervisor would."""
+    """Killed by `kill`, and brought back by `check` as a supervisor would."""
 
     def __init__(self, environment: Mapping[str, str], scheduler: Sequence[str], logs: Path) -> None:
         self.port = free_port()
@@ -63,15 +63,22 @@ class ServiceProcesses:
     def is_ready(self) -> bool:
         return is_up(f"{self.url}/health/ready", 5.0)
 
-    def close(self) -> None:
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Started, until the block ends; it begins when the API is ready."""
+        try:
+            self.check()
+            until(self.is_ready, "the API to be ready")
+            yield self
+        finally:
+            for process in self._processes.values():
+                process.terminate()
+            for process in self._processes.values():
+                try:
+                    process.wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
 class PatientClient:

@@ -49,15 +49,13 @@ def test_whatever_is_killed_every_run_ends_once_with_a_whole_history(
     service = ServiceProcesses(environment, SCHEDULER, home / "logs")
     client = PatientClient(service.url, token_for("submitter"))
     try:
-        service.check()
-        until(service.is_ready, "the API to be ready")
-        ids = [submit(client, number) for number in range(num_runs)]
-        assert len(set(ids)) == num_runs
-        steered = disturb(service, client, home / "artifacts", num_kills, random.Random(20261121))
-        finish(service, client, ids)
-        until(lambda: not trainers(home / "artifacts"), "the last trainer to end")
+        with service.running():
+            ids = [submit(client, number) for number in range(num_runs)]
+            assert len(set(ids)) == num_runs
+            steered = disturb(service, client, home / "artifacts", num_kills, random.Random(20261121))
+            finish(service, client, ids)
+            until(lambda: not trainers(home / "artifacts"), "the last trainer to end")
     finally:
-        service.close()
         for pid in trainers(home / "artifacts"):
             kill_trainer(pid)
     for run_id in ids:

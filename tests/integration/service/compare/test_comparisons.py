@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -335,13 +336,10 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
     home = tmp_path / "home"
     settings = ServiceSettings(home=home)
     prepare_local(settings)
-    database = Database(settings.url)
-    run = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
-    database.close()
-    service = ServiceProcesses({"GXPO_HOME": str(home)}, ["-c", "import time; time.sleep(600)"], tmp_path)
-    try:
-        service.check()
-        until(service.is_ready, "the API to be ready")
+    with closing(Database(settings.url)) as database:
+        run = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
+    idle = ["-c", "import time; time.sleep(600)"]
+    with ServiceProcesses({"GXPO_HOME": str(home)}, idle, tmp_path).running() as service:
         headers = {"Authorization": f"Bearer {(home / 'token').read_text().strip()}"}
         answer = httpx.get(f"{service.url}/api/v1/compare?runs={run}", headers=headers, timeout=60, trust_env=False)
         assert answer.status_code == 200
@@ -351,8 +349,6 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
         api.send_signal(ending)
         api.wait(30)
         until(lambda: not worker.is_running(), "the process that compares to end")
-    finally:
-        service.close()
 
 
 # `/runs/{id}/headline` of reported runs, on both databases.

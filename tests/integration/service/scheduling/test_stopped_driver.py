@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,10 @@ def service(home: Path) -> Iterator[ServiceProcesses]:
     limits = {"GXPO_HEARTBEAT_S": "15", "GXPO_STOP_WAIT_S": "2", "GXPO_TICK_S": "0.5", "GXPO_MAX_RECOVERIES": "1"}
     environment = {**head.environment, **limits, "GXPO_HOME": str(home), "GXPO_RAY_ADDRESS": head.address}
     processes = ServiceProcesses(environment, ["-m", "gxpo_trainer.cli", "scheduler"], home / "logs")
-    try:
+    with closing(head):
         head.start()
-        processes.check()
-        until(processes.is_ready, "the API to be ready")
-        yield processes
-    finally:
-        processes.close()
-        head.close()
+        with processes.running():
+            yield processes
 
 
 def test_a_stopped_driver_is_noticed_ended_and_its_run_recovered_once(service: ServiceProcesses, home: Path) -> None:
