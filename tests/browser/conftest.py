@@ -17,11 +17,10 @@ from typing import Any
 import httpx
 import pytest
 from selenium import webdriver
-from support import stand_in_trainer
 from support.browsing import Page, find_programs, open_browser, set_mode
 from support.dashboard_process import DashboardProcess
 from support.replay import ReplayedService
-from support.service_processes import ServiceProcesses, kill_trainer, trainers
+from support.service_processes import QUICK, SCHEDULER, ServiceProcesses, kill_trainer, trainers
 from support.site import FORMULA, RECORDINGS, Site
 
 from gxpo_services.auth.tokens import prepare_local
@@ -33,10 +32,8 @@ MACHINE = (
 )  # fmt: skip
 """Metrics of a machine with a GPU, which the recordings were not made on."""
 ENVIRONMENT = {
+    **QUICK,
     "GXPO_MAX_CONCURRENT_RUNS": "3",
-    "GXPO_QUOTA_CPUS": "1000",
-    "GXPO_QUOTA_GPUS": "0",
-    "GXPO_TICK_S": "0.2",
     "GXPO_CANCEL_GRACE_S": "10",
     "GXPO_PAUSE_GRACE_S": "20",
 }
@@ -51,8 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     prepare_local(settings)
     recorded, groups, tools, fired, viewer_token = _record(home)
     (home / "logs").mkdir()
-    scheduler = [str(Path(stand_in_trainer.__file__).with_name("chaos_scheduler.py"))]
-    service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, scheduler, home / "logs")
+    service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, SCHEDULER, home / "logs")
     token_file = settings.local_token_file
     environment = {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)}
     headers = {"Authorization": f"Bearer {token_file.read_text(encoding='utf-8').strip()}"}

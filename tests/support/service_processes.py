@@ -22,6 +22,12 @@ WAIT_S = 300.0
 """A hang is a failure; nothing here should take a tenth of this."""
 
 
+SCHEDULER = [str(Path(__file__).with_name("chaos_scheduler.py"))]
+"""Words after `python` for a scheduler whose trainers are stand-ins."""
+QUICK = {"GXPO_QUOTA_CPUS": "1000", "GXPO_QUOTA_GPUS": "0", "GXPO_TICK_S": "0.2"}
+"""Settings of that scheduler: stand-ins take no resources."""
+
+
 def until(what: Callable[[], object], description: str, each: Callable[[], object] = lambda: None) -> None:
     """Wait for `what`, for at most WAIT_S. each: called before every look."""
     deadline = time.monotonic() + WAIT_S
