@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +24,8 @@ from plain_torch import GXPO, LORA, PlainTorch, reference_steps
 from safetensors.torch import load_file, save_file
 from support.tiny_policy import qwen2
 from torch import Tensor
+
+from gxpo_services.local.ray_head import free_port
 
 pytestmark = pytest.mark.engine
 
@@ -130,15 +131,12 @@ def run_ranks(
     world_size: int, model: str, out: Path, cases: dict[str, tuple[str, dict[str, Any]]], **variables: str
 ) -> Path:
     """Run the worker's cases on that many ranks; the folder with what rank 0 saw. variables: of their environment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     incomplete = out / "incomplete"
     shutil.copytree(model, incomplete)
     weights = load_file(incomplete / "model.safetensors")
     del weights["model.layers.1.mlp.down_proj.weight"]
     save_file(weights, incomplete / "model.safetensors", metadata={"format": "pt"})
-    job = {"world_size": world_size, "incomplete": str(incomplete), "model": model, "port": port}
+    job = {"world_size": world_size, "incomplete": str(incomplete), "model": model, "port": free_port()}
     job |= {"out": str(out), "cases": cases}
     (out / "job.json").write_text(json.dumps(job), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
