@@ -413,15 +413,3 @@ def test_a_control_with_another_learning_rate_is_a_baseline_too(client: TestClie
     compared = headline(client, run)["parts"][-1]
     assert compared["text"] == "This is 10.0 points above GRPO lr 3e-05 with the same seed."
     assert compared["runs"] == [run, longer]
-
-
-def test_a_queued_run_names_the_runs_that_hold_resources(client: TestClient, database: Database) -> None:
-    waiting = add_run(database, config(GXPO, name="waiting"))
-    assert headline(client, waiting)["text"] == "Queued at position 1."
-    holder = trained(database, GRPO, 0.1, 0.2)
-    told = headline(client, waiting)
-    assert told["text"] == "Queued at position 1; resources are held by grpo."
-    assert told["parts"][0]["runs"] == [holder]
-    assert client.post(f"/api/v1/runs/{waiting}/cancel").status_code == 200
-    assert headline(client, waiting)["text"] == "Cancelled before the first step."
-    assert client.get("/api/v1/runs/r404/headline").status_code == 404
