@@ -83,6 +83,9 @@ BASELINES = ((1, "bf16-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
 """What the short tier needs besides."""
 
 
+LONG = pytest.mark.long("further ZeRO stages and ranks")
+
+
 def is_short(world: int, case: str | int) -> bool:
     """Whether `make test` runs a case (`name-stage`), or a stage, on that many ranks."""
     return (world, case) in BASELINES or (world, int(str(case).rpartition("-")[2])) in SHORT_CUTS
@@ -90,8 +93,7 @@ def is_short(world: int, case: str | int) -> bool:
 
 def on_ranks(name: str, values: Sequence[str | int]) -> pytest.MarkDecorator:
     """Parametrize `world` and `name`; what `make test` leaves out is marked."""
-    long = pytest.mark.long("further ZeRO stages and ranks")
-    both = [pytest.param(world, v, marks=() if is_short(world, v) else long) for v in values for world in WORLDS]
+    both = [pytest.param(world, v, marks=() if is_short(world, v) else LONG) for v in values for world in WORLDS]
     return pytest.mark.parametrize(("world", name), both)
 
 
@@ -398,9 +400,6 @@ def resharded(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Ca
         return Resharded(model_folder, tmp_path_factory.mktemp("resharded"), pairs)
 
     return lambda pair: make(pair in SHORT)
-
-
-LONG = pytest.mark.long("further stages and ranks")
 
 
 @pytest.mark.parametrize(
