@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -240,9 +240,8 @@ def fetched(home: Path, environment: dict[str, str], runs: Runs, query: str, vis
     """KiB that the dashboard fetches from the service, a second and visitor: `visitors` have the comparison open, whose
     parts refresh every two seconds, while every run reports a step a second, or none does (not `live`)."""
     with Relay(environment["GXPO_URL"]) as relay, ExitStack() as stack:
-        dashboard = DashboardProcess(home / "relayed.log", environment | {"GXPO_URL": relay.url})
-        stack.callback(dashboard.close)
-        dashboard.wait()
+        process = DashboardProcess(home / "relayed.log", environment | {"GXPO_URL": relay.url})
+        dashboard = stack.enter_context(process.running())
         pages = [stack.enter_context(visiting(dashboard, query)) for _ in range(visitors)]
         with runs.going_on() if live else nullcontext():
             begun, bytes_before = time.monotonic(), relay.num_bytes
@@ -334,13 +333,9 @@ def listed(page: Page, api: Api, chosen: argparse.Namespace) -> list[Figure]:
 def empty(driver: webdriver.Chrome, folder: Path, loads: int) -> Figure:
     """Streamlit's page with a title alone."""
     (folder / "empty.py").write_text(EMPTY_PAGE, encoding="utf-8")
-    process = DashboardProcess(folder / "empty.log", page=folder / "empty.py")
-    try:
-        process.wait()
+    with DashboardProcess(folder / "empty.log", page=folder / "empty.py").running() as process:
         heading = "() => document.querySelector('[data-testid=stMain] h1')"
         return median("empty page, whole", pictures(Page(driver, process.url), "", loads, heading)[0], "ms")
-    finally:
-        process.close()
 
 
 def figures(chosen: argparse.Namespace) -> list[Figure]:
@@ -349,17 +344,12 @@ def figures(chosen: argparse.Namespace) -> list[Figure]:
         api = Api(f"sqlite:///{home / 'gxpo.sqlite'}", home)
         (home / "token").write_text(api.headers["Authorization"].removeprefix("Bearer "), encoding="utf-8")
         environment = {"GXPO_URL": api.url, "GXPO_TOKEN_FILE": str(home / "token")}
-        dashboard = DashboardProcess(home / "dashboard.log", environment)
-        try:
-            dashboard.wait()
+        with closing(api), DashboardProcess(home / "dashboard.log", environment).running() as dashboard:
             driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HOOKS})
             results = [empty(driver, home, chosen.loads)]
             page = Page(driver, dashboard.url, dashboard.cookie)
             results += compared(page, dashboard, api, environment, chosen)
             return results + listed(page, api, chosen)
-        finally:
-            dashboard.close()
-            api.close()
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from selenium import webdriver
-from support import stand_in_trainer
 from support.browsing import Page, find_programs, open_browser, set_mode
 from support.dashboard_process import DashboardProcess
 from support.replay import ReplayedService
-from support.service_processes import ServiceProcesses, kill_trainer, trainers, until
+from support.service_processes import QUICK, SCHEDULER, ServiceProcesses, kill_trainer, trainers
 from support.site import FORMULA, RECORDINGS, Site
 
 from gxpo_services.auth.tokens import prepare_local
@@ -33,10 +32,8 @@ MACHINE = (
 )  # fmt: skip
 """Metrics of a machine with a GPU, which the recordings were not made on."""
 ENVIRONMENT = {
+    **QUICK,
     "GXPO_MAX_CONCURRENT_RUNS": "3",
-    "GXPO_QUOTA_CPUS": "1000",
-    "GXPO_QUOTA_GPUS": "0",
-    "GXPO_TICK_S": "0.2",
     "GXPO_CANCEL_GRACE_S": "10",
     "GXPO_PAUSE_GRACE_S": "20",
 }
@@ -51,30 +48,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     prepare_local(settings)
     recorded, groups, tools, fired, viewer_token = _record(home)
     (home / "logs").mkdir()
-    scheduler = [str(Path(stand_in_trainer.__file__).with_name("chaos_scheduler.py"))]
-    service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, scheduler, home / "logs")
+    service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, SCHEDULER, home / "logs")
     token_file = settings.local_token_file
-    dashboard = DashboardProcess(
-        home / "logs" / "dashboard.log", {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)}
-    )
+    environment = {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)}
     headers = {"Authorization": f"Bearer {token_file.read_text(encoding='utf-8').strip()}"}
     try:
-        service.check()
-        until(service.is_ready, "the API to be ready")
-        dashboard.wait()
-        with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=60, trust_env=False) as http:
+        with (
+            service.running(),
+            DashboardProcess(home / "logs" / "dashboard.log", environment).running() as dashboard,
+            httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=60, trust_env=False) as http,
+        ):
             yield Site(home, service, dashboard, http, recorded, groups, tools, fired, viewer_token)
     finally:
-        dashboard.close()
-        service.close()
         for pid in trainers(settings.artifacts):
             kill_trainer(pid)
 
 
 def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str, str]:
     """Replay the recordings, those of the demo each into a group of its own, before any scheduler looks at them."""
-    replayed = ReplayedService(home)
-    try:
+    with closing(ReplayedService(home)) as replayed:
         recorded, groups = {}, {}
         for name in ("demo-grpo", "demo"):
             made = replayed.http.post("/groups", json={"name": f"recorded {name}"}).raise_for_status()
@@ -83,8 +75,6 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str, str]:
         tools = replayed.replay(RECORDINGS / "tools", name="tools")
         fired = replayed.replay(_fired(home.parent / "fired"), name="fired")
         return recorded, groups, tools, fired, replayed.token("viewer")
-    finally:
-        replayed.close()
 
 
 @pytest.fixture(scope="package")

@@ -137,29 +137,23 @@ def main() -> None:
         token_file = Path(scratch) / "token"
         token_file.write_text(token, encoding="utf-8")
         environment = {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)}
-        dashboard = DashboardProcess(Path(scratch) / "dashboard.log", environment)
-        try:
-            dashboard.wait()
+        with DashboardProcess(Path(scratch) / "dashboard.log", environment).running() as dashboard:
             pictures = views(Client(connect(service.url), token))
             for mode in MODES:
                 with open_browser(width=WIDTH, mode=mode) as driver:
                     for name, query in pictures.items():
                         page = Page(driver, dashboard.url, dashboard.cookie)
                         shoot(page, ROOT / "docs" / "images" / f"{name}-{mode}.png", query)
-        finally:
-            dashboard.close()
-            service.stop()
+        service.stop()
 
 
 def replayed(home: Path, ended: Sequence[Path], live: Path | None) -> tuple[ServedHome, str]:
     """A service to which these runs have reported, and a token."""
     service = ReplayedService(home, free_port(8000))
     for folder in ended:
-        service.replay(folder, name=Recording(folder).identity["config"]["name"])
+        service.replay(folder)
     if live is not None:
-        recording = Recording(live)
-        run = service.launch(live, name=recording.identity["config"]["name"])
-        run.report(round(_LIVE_SHARE * recording.last_step))
+        service.launch(live).report(round(_LIVE_SHARE * Recording(live).last_step))
     return service, service.token("admin")
 
 

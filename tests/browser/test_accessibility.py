@@ -24,14 +24,10 @@ def baseline(tmp_path_factory: pytest.TempPathFactory, browser: webdriver.Chrome
     """Serious faults of a page of Streamlit with a title alone."""
     folder = tmp_path_factory.mktemp("empty")
     (folder / "page.py").write_text(EMPTY_PAGE, encoding="utf-8")
-    process = DashboardProcess(folder / "log", page=folder / "page.py")
-    try:
-        process.wait()
+    with DashboardProcess(folder / "log", page=folder / "page.py").running() as process:
         page = Page(browser, process.url)
         page.open()
         yield Counter(rule for rule, _ in faults(page))
-    finally:
-        process.close()
 
 
 VIEWS = ("runs", "run", "compare", "benchmarks", "submit")

@@ -36,8 +36,13 @@ def test_any_metric_is_searched_for_smoothed_and_drawn_on_a_logarithmic_axis(sit
     assert page.query["smooth"] == ["0.9"]
 
 
-def test_a_press_in_the_legend_shows_one_run(site: Site, page: Page) -> None:
-    page.open("compare", runs=list(site.recorded.values()), find=NORM)
+def test_a_comparison_shows_gates_what_a_look_ahead_gains_and_one_run_by_a_press_in_the_legend(
+    site: Site, page: Page
+) -> None:
+    page.open("compare", runs=list(site.recorded.values()), share="0.9", find=NORM)
+    page.shows("When it pays: sampling takes 90% of a step")
+    scores = page.wait(lambda: page.chart_of("Gates: z-scores", ROWS), "the z-scores")
+    assert {step for _, step, _ in scores} >= {20, 30}
     names = page.wait(lambda: page.chart("update-norm", SERIES), "the metric of both runs")
     left, top, right, bottom = dict(page.chart("update-norm", TEXTS))[names[0]]
     page.point_at("update-norm", (left + right) / 2, (top + bottom) / 2, press=True)
@@ -140,17 +145,7 @@ def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: S
 # Two recorded trainings are compared, linked and exported.
 
 
-def test_a_comparison_says_what_a_look_ahead_gains_at_a_share_of_sampling_and_shows_gates(
-    site: Site, page: Page
-) -> None:
-    page.open("compare", runs=list(site.recorded.values()), share="0.9")
-    page.shows("When it pays: sampling takes 90% of a step")
-    scores = page.wait(lambda: page.chart_of("Gates: z-scores", AT), "the z-scores")
-    assert {step for _, step, _ in scores} >= {20, 30}
-
-
 FURTHEST = "Math.max(...view.data('points').map(row => row.x))"
-AT = "view.data('points').map(row => [row.series, row.x, row.y])"
 
 
 def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(site: Site, page: Page) -> None:
@@ -165,16 +160,16 @@ def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(
     # Thirty steps: only the passes of GXPO go further.
     page.wait(lambda: (page.chart("compare-accuracy", FURTHEST) or 0) > 30, "the curves over backward passes")
     page.settle()
-    evidence, points = page.card("Evidence"), page.chart("compare-accuracy", AT)
+    evidence, points = page.card("Evidence"), page.chart("compare-accuracy", ROWS)
     # GRPO takes one pass a step and GXPO three: 30 steps of evaluations every 10.
     assert {(x, name) for name, x, _ in points if x > 0} >= {(10, _grpo(points)), (20, _grpo(points))}
 
     with open_browser() as other:
         there = Page(other, site.dashboard.url, site.dashboard.cookie)
         other.get(page.driver.current_url)
-        there.wait(lambda: there.chart("compare-accuracy", AT), "the same curves")
+        there.wait(lambda: there.chart("compare-accuracy", ROWS), "the same curves")
         there.settle()
-        assert there.chart("compare-accuracy", AT) == points
+        assert there.chart("compare-accuracy", ROWS) == points
         assert there.card("Evidence") == evidence
         assert there.query == page.query
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.data_files import write
 
 from gxpo_trainer.cli import main
 from gxpo_trainer.learner.models import STARTER_FOLDER
@@ -13,11 +14,6 @@ from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
-
-
-def write(file: Path, rows: list[dict]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 def test_scores_name_everything_that_makes_them_comparable(
@@ -28,9 +24,9 @@ def test_scores_name_everything_that_makes_them_comparable(
     monkeypatch.setattr(RunPlacementGroup, "create", lambda self, b: (reserved.append(b), create(self, b)))
     sums = [(12, 5), (7, 8), (20, 13)]
     rows = [{"problem": PROBLEM.format(a, b), "answer": f"{a + b}.0"} for a, b in sums]
-    write(tmp_path / "amc23.jsonl", rows)
+    write(tmp_path / "amc23.jsonl", *rows)
     # Every number that the policy generates is within this tolerance.
-    own = write(tmp_path / "own.jsonl", [{**row, "verify": {"tolerance": 1000}} for row in rows])
+    own = write(tmp_path / "own.jsonl", *({**row, "verify": {"tolerance": 1000}} for row in rows))
     out = tmp_path / "out.jsonl"
     arguments = ["eval", "--model", STARTER_FOLDER, "--benchmark", f"amc23,{own}", "--samples", 8]
     arguments += ["--data-root", tmp_path, "--template", "plain", "--max-new-tokens", 48, "--out", out]

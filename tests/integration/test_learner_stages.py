@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +24,8 @@ from plain_torch import GXPO, LORA, PlainTorch, reference_steps
 from safetensors.torch import load_file, save_file
 from support.tiny_policy import qwen2
 from torch import Tensor
+
+from gxpo_services.local.ray_head import free_port
 
 pytestmark = pytest.mark.engine
 
@@ -82,6 +83,9 @@ BASELINES = ((1, "bf16-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
 """What the short tier needs besides."""
 
 
+LONG = pytest.mark.long("further ZeRO stages and ranks")
+
+
 def is_short(world: int, case: str | int) -> bool:
     """Whether `make test` runs a case (`name-stage`), or a stage, on that many ranks."""
     return (world, case) in BASELINES or (world, int(str(case).rpartition("-")[2])) in SHORT_CUTS
@@ -89,8 +93,7 @@ def is_short(world: int, case: str | int) -> bool:
 
 def on_ranks(name: str, values: Sequence[str | int]) -> pytest.MarkDecorator:
     """Parametrize `world` and `name`; what `make test` leaves out is marked."""
-    long = pytest.mark.long("further ZeRO stages and ranks")
-    both = [pytest.param(world, v, marks=() if is_short(world, v) else long) for v in values for world in WORLDS]
+    both = [pytest.param(world, v, marks=() if is_short(world, v) else LONG) for v in values for world in WORLDS]
     return pytest.mark.parametrize(("world", name), both)
 
 
@@ -130,15 +133,12 @@ def run_ranks(
     world_size: int, model: str, out: Path, cases: dict[str, tuple[str, dict[str, Any]]], **variables: str
 ) -> Path:
     """Run the worker's cases on that many ranks; the folder with what rank 0 saw. variables: of their environment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     incomplete = out / "incomplete"
     shutil.copytree(model, incomplete)
     weights = load_file(incomplete / "model.safetensors")
     del weights["model.layers.1.mlp.down_proj.weight"]
     save_file(weights, incomplete / "model.safetensors", metadata={"format": "pt"})
-    job = {"world_size": world_size, "incomplete": str(incomplete), "model": model, "port": port}
+    job = {"world_size": world_size, "incomplete": str(incomplete), "model": model, "port": free_port()}
     job |= {"out": str(out), "cases": cases}
     (out / "job.json").write_text(json.dumps(job), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
@@ -400,9 +400,6 @@ def resharded(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Ca
         return Resharded(model_folder, tmp_path_factory.mktemp("resharded"), pairs)
 
     return lambda pair: make(pair in SHORT)
-
-
-LONG = pytest.mark.long("further stages and ranks")
 
 
 @pytest.mark.parametrize(

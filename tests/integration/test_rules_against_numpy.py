@@ -7,12 +7,12 @@ own extrapolation, written down from docs/algorithms in float64 throughout.
 from __future__ import annotations
 
 import functools
-import socket
 
 import numpy as np
 import pytest
 import torch
 
+from gxpo_services.local.ray_head import free_port
 from gxpo_trainer.algo.batch import ScoredSequence, with_scale
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.chat import render_messages
@@ -176,10 +176,7 @@ VARIANT = pytest.mark.long("variants of the predictor")
     "name", [pytest.param(name, marks=() if name in ("grpo", "sfpo", "gradient") else VARIANT) for name in RULES]
 )
 def test_update_agrees_with_a_straight_line_reference(name):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    learner = DeepSpeedLearner(config_of(RULES[name]), master_port=port)
+    learner = DeepSpeedLearner(config_of(RULES[name]), master_port=free_port())
     rule = make_rule(learner.config.learner.rule)
     reference = Reference(name)
     batch = with_scale(

@@ -72,7 +72,7 @@ def start_cluster(*nodes: dict[str, Any]) -> tuple[Cluster, list[Any]]:
     raise AssertionError
 
 
-def main() -> int:
+def main() -> None:
     cluster, _ = start_cluster(*({"num_cpus": cpus} for cpus in (0, 1, 1)))
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     try:
@@ -81,8 +81,7 @@ def main() -> int:
     finally:
         ray.shutdown()
         cluster.shutdown()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,8 +6,10 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import httpx
 
@@ -20,7 +22,7 @@ APP = Path(gxpo_dashboard.__file__).with_name("server.py")
 
 
 class DashboardProcess:
-    """Started at once; `wait` until it answers.
+    """Started at once; `running` ends it.
 
     environment: GXPO_URL and GXPO_TOKEN_FILE, or nothing for a page of another kind. secret: of the sign-in link.
     """
@@ -56,13 +58,15 @@ class DashboardProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait(self) -> None:
-        """Until it answers."""
-        until(self._answers, "the dashboard to answer")
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait(30)
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Until the block ends; it begins when the dashboard answers."""
+        try:
+            until(self._answers, "the dashboard to answer")
+            yield self
+        finally:
+            self._process.terminate()
+            self._process.wait(30)
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, "the dashboard has ended; see its log"

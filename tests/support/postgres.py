@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import psycopg
+
+from gxpo_services.local.ray_head import free_port
 
 USER = "gxpo"
 
@@ -35,9 +36,7 @@ class PostgresServer:
     def __init__(self, programs: Path, *, fsync: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gxpo-postgres-"))
         self._as_user = self._user()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         data = self.folder / "data"
         self._run([str(programs / "initdb"), "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync"])
         options = [f"-p{self.port}", "-clisten_addresses=127.0.0.1", f"-cunix_socket_directories={self.folder}"]

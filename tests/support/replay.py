@@ -15,6 +15,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.local.ray_head import free_port
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.jsonl import read_lines
 from support import reporting
 from support.http_server import HttpServer
 from support.reported_runs import finish
@@ -30,7 +31,7 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.identity: Json = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        self.rows = {kind: self._lines(kind) for kind in reporting.KINDS}
+        self.rows = {kind: list(read_lines(folder / f"{kind}.jsonl")) for kind in reporting.KINDS}
 
     @property
     def last_step(self) -> int:
@@ -42,10 +43,6 @@ class Recording:
         if kind == "events":
             return rows if after < 0 else []
         return [row for row in rows if after < row["step"] <= upto]
-
-    def _lines(self, kind: str) -> list[Json]:
-        file = self.folder / f"{kind}.jsonl"
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 class LiveRun:

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -20,6 +20,12 @@ from gxpo_trainer.runtime.locks import process_start
 
 WAIT_S = 300.0
 """A hang is a failure; nothing here should take a tenth of this."""
+
+
+SCHEDULER = [str(Path(__file__).with_name("chaos_scheduler.py"))]
+"""Words after `python` for a scheduler whose trainers are stand-ins."""
+QUICK = {"GXPO_QUOTA_CPUS": "1000", "GXPO_QUOTA_GPUS": "0", "GXPO_TICK_S": "0.2"}
+"""Settings of that scheduler: stand-ins take no resources."""
 
 
 def until(what: Callable[[], object], description: str, each: Callable[[], object] = lambda: None) -> None:
@@ -35,7 +41,7 @@ def until(what: Callable[[], object], description: str, each: Callable[[], objec
 
 
 class ServiceProcesses:
-    """Started by `start`, killed by `kill`, and brought back by `tend` as a supervisor would."""
+    """Killed by `kill`, and brought back by `check` as a supervisor would."""
 
     def __init__(self, environment: Mapping[str, str], scheduler: Sequence[str], logs: Path) -> None:
         self.port = free_port()
@@ -63,15 +69,22 @@ class ServiceProcesses:
     def is_ready(self) -> bool:
         return is_up(f"{self.url}/health/ready", 5.0)
 
-    def close(self) -> None:
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Started, until the block ends; it begins when the API is ready."""
+        try:
+            self.check()
+            until(self.is_ready, "the API to be ready")
+            yield self
+        finally:
+            for process in self._processes.values():
+                process.terminate()
+            for process in self._processes.values():
+                try:
+                    process.wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
 class PatientClient:

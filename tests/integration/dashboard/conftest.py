@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from support.dashboard_pages import Pages
@@ -12,10 +12,7 @@ from support.replay import ReplayedService
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
-    service = ReplayedService(tmp_path_factory.mktemp("pages") / "home")
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(os.environ, "GXPO_URL", service.url)
-            yield Pages(service)
-    finally:
-        service.close()
+    home = tmp_path_factory.mktemp("pages") / "home"
+    with closing(ReplayedService(home)) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GXPO_URL", service.url)
+        yield Pages(service)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,9 @@ def postgres() -> Iterator[PostgresServer]:
     programs = find_programs()
     if programs is None:
         pytest.skip("PostgreSQL's server programs (initdb, postgres) are not installed")
-    server = PostgresServer(programs)
-    upgrade(server.create(TEMPLATE))
-    yield server
-    server.close()
+    with closing(PostgresServer(programs)) as server:
+        upgrade(server.create(TEMPLATE))
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -70,9 +70,8 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
+    with closing(Database(database_url)) as database:
+        yield database
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import func, select
 from support import queued_runs
 from support import stand_in_trainer as trainer
-from support.service_processes import PatientClient, ServiceProcesses, kill_trainer, trainers, until
+from support.service_processes import QUICK, SCHEDULER, PatientClient, ServiceProcesses, kill_trainer, trainers, until
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import EvaluationRow, Event, Run
@@ -26,12 +26,9 @@ from gxpo_trainer.jsonl import read_lines
 pytestmark = pytest.mark.long("chaos at length")
 
 STEPS = 16
-SCHEDULER = [str(Path(trainer.__file__).with_name("chaos_scheduler.py"))]
-QUICK = {
+ENVIRONMENT = {
+    **QUICK,
     "GXPO_MAX_CONCURRENT_RUNS": "5",
-    "GXPO_QUOTA_CPUS": "1000",
-    "GXPO_QUOTA_GPUS": "0",
-    "GXPO_TICK_S": "0.2",
     "GXPO_LEASE_S": "3",
     "GXPO_HEARTBEAT_S": "60",
     "GXPO_START_S": "120",
@@ -45,19 +42,17 @@ def test_whatever_is_killed_every_run_ends_once_with_a_whole_history(
     database_url: str, database: Database, home: Path, token_for: Callable[[str], str]
 ) -> None:
     num_runs, num_kills = (20, 24) if database.is_sqlite else (8, 10)
-    environment = {**QUICK, "GXPO_HOME": str(home), "GXPO_DATABASE_URL": database_url}
+    environment = {**ENVIRONMENT, "GXPO_HOME": str(home), "GXPO_DATABASE_URL": database_url}
     service = ServiceProcesses(environment, SCHEDULER, home / "logs")
     client = PatientClient(service.url, token_for("submitter"))
     try:
-        service.check()
-        until(service.is_ready, "the API to be ready")
-        ids = [submit(client, number) for number in range(num_runs)]
-        assert len(set(ids)) == num_runs
-        steered = disturb(service, client, home / "artifacts", num_kills, random.Random(20261121))
-        finish(service, client, ids)
-        until(lambda: not trainers(home / "artifacts"), "the last trainer to end")
+        with service.running():
+            ids = [submit(client, number) for number in range(num_runs)]
+            assert len(set(ids)) == num_runs
+            steered = disturb(service, client, home / "artifacts", num_kills, random.Random(20261121))
+            finish(service, client, ids)
+            until(lambda: not trainers(home / "artifacts"), "the last trainer to end")
     finally:
-        service.close()
         for pid in trainers(home / "artifacts"):
             kill_trainer(pid)
     for run_id in ids:

@@ -236,6 +236,8 @@ def test_the_first_token_of_a_service_is_made_in_its_database_once_it_is_migrate
         row = session.get(AccessToken, made["id"])
         assert row is not None
         assert row.sha256 == hash_token(made["token"])
+    message = gxpo.error(2, "token", "create", "ada", "--days", 99999, "--database")
+    assert message == "gxpo: invalid values:\n  days: Input should be less than or equal to 36500\n"
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
     assert "gxpo migrate" in gxpo.error(2, "token", "create", "first", "--database")
 

@@ -6,10 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 from support.command_line import Gxpo
-
-from gxpo_services.db.database import make_engine
 
 COMMANDS = [("migrate",), ("migrate", "--check"), ("scheduler",), ("token", "create", "ada", "--database")]
 
@@ -36,18 +33,3 @@ def test_a_database_or_its_password_file_that_cannot_be_used(
         monkeypatch.setenv("GXPO_DATABASE_PASSWORD_FILE", str(file))
         expected = f"cannot read the database password from {file} ({reason}); check GXPO_DATABASE_PASSWORD_FILE"
         assert gxpo.error(2, *command) == f"gxpo: {expected}\n"
-
-
-def test_a_database_of_a_later_version_and_a_token_that_cannot_be_made(
-    database_url: str, gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GXPO_DATABASE_URL", database_url)
-    message = gxpo.error(2, "token", "create", "ada", "--days", "99999", "--database")
-    assert message == "gxpo: invalid values:\n  days: Input should be less than or equal to 36500\n"
-    engine = make_engine(database_url)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    engine.dispose()
-    message = gxpo.error(2, "migrate")
-    assert message.startswith("gxpo: cannot migrate the database from revision 9999 to ")
-    assert message.endswith("; use the version of gxpo that wrote it\n")

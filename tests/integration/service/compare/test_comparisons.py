@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -335,13 +336,10 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
     home = tmp_path / "home"
     settings = ServiceSettings(home=home)
     prepare_local(settings)
-    database = Database(settings.url)
-    run = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
-    database.close()
-    service = ServiceProcesses({"GXPO_HOME": str(home)}, ["-c", "import time; time.sleep(600)"], tmp_path)
-    try:
-        service.check()
-        until(service.is_ready, "the API to be ready")
+    with closing(Database(settings.url)) as database:
+        run = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
+    idle = ["-c", "import time; time.sleep(600)"]
+    with ServiceProcesses({"GXPO_HOME": str(home)}, idle, tmp_path).running() as service:
         headers = {"Authorization": f"Bearer {(home / 'token').read_text().strip()}"}
         answer = httpx.get(f"{service.url}/api/v1/compare?runs={run}", headers=headers, timeout=60, trust_env=False)
         assert answer.status_code == 200
@@ -351,8 +349,6 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
         api.send_signal(ending)
         api.wait(30)
         until(lambda: not worker.is_running(), "the process that compares to end")
-    finally:
-        service.close()
 
 
 # `/runs/{id}/headline` of reported runs, on both databases.
@@ -417,15 +413,3 @@ def test_a_control_with_another_learning_rate_is_a_baseline_too(client: TestClie
     compared = headline(client, run)["parts"][-1]
     assert compared["text"] == "This is 10.0 points above GRPO lr 3e-05 with the same seed."
     assert compared["runs"] == [run, longer]
-
-
-def test_a_queued_run_names_the_runs_that_hold_resources(client: TestClient, database: Database) -> None:
-    waiting = add_run(database, config(GXPO, name="waiting"))
-    assert headline(client, waiting)["text"] == "Queued at position 1."
-    holder = trained(database, GRPO, 0.1, 0.2)
-    told = headline(client, waiting)
-    assert told["text"] == "Queued at position 1; resources are held by grpo."
-    assert told["parts"][0]["runs"] == [holder]
-    assert client.post(f"/api/v1/runs/{waiting}/cancel").status_code == 200
-    assert headline(client, waiting)["text"] == "Cancelled before the first step."
-    assert client.get("/api/v1/runs/r404/headline").status_code == 404

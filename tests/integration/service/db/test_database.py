@@ -57,8 +57,7 @@ def test_questions_see_what_was_written_and_leave_no_transaction(database: Datab
 def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None:
     programs = find_programs()
     assert programs is not None
-    frozen = PostgresServer(programs)
-    try:
+    with closing(PostgresServer(programs)) as frozen:
         url = frozen.url("postgres")
         upgrade(url)
         settings = ServiceSettings(home=tmp_path, database_url=url, database_timeout_s=1.0)
@@ -82,8 +81,6 @@ def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None
             with pytest.raises(OperationalError, match="statement timeout"), app.state.database.reading() as session:
                 session.execute(text("SELECT pg_sleep(60)"))
             assert client.get("/api/v1/runs").status_code == 200
-    finally:
-        frozen.close()
 
 
 def test_a_reading_session_refuses_changes(database: Database) -> None:

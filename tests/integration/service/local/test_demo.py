@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,8 @@ def test_it_runs_the_rules_and_the_control_two_at_a_time(demo: Demo) -> None:
     home, ended = demo
     assert ended.returncode == 0, ended.stderr
     assert [entry.name for entry in home.with_name("demo").iterdir()] == ["mine"], "nothing is overwritten"
-    database = Database(f"sqlite:///{home / 'gxpo.sqlite'}")
-    with database.reading() as session:
+    with closing(Database(f"sqlite:///{home / 'gxpo.sqlite'}")) as database, database.reading() as session:
         runs = list(session.scalars(select(Run).order_by(Run.created_at)))
-    database.close()
     assert [(run.name, run.state, run.reason, run.launch, run.step) for run in runs] == [
         (name, "succeeded", "budget_reached", 1, STEPS) for name in TASK.presets
     ]

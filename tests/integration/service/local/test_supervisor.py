@@ -177,10 +177,12 @@ def test_a_shutdown_request_ends_the_wait(tmp_path: Path) -> None:
     assert not (tmp_path / "up.json").exists()
 
 
-# Leaves a process behind that belongs to nobody, then lives on, whatever it is told.
+# Leaves a process behind that belongs to nobody, starts one in a session of its own, and lives on, whatever it is told.
 DAEMON = """
-    import os, pathlib, signal, sys, time
+    import os, pathlib, signal, subprocess, sys, time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    pathlib.Path(sys.argv[1] + "-inner").write_text(str(inner.pid))
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -210,16 +212,16 @@ WHOLE = """
 """
 
 
-def test_a_stop_kills_children_that_ignore_sigterm_and_daemons_too(tmp_path: Path) -> None:
+def test_a_stop_kills_children_that_ignore_sigterm_their_children_and_daemons(tmp_path: Path) -> None:
     whole = subprocess.Popen(python(WHOLE, tmp_path, textwrap.dedent(DAEMON)))
     until((tmp_path / "ready").exists, "the children")
-    orphan = pid_in(tmp_path / "orphan")
+    orphan, inner = pid_in(tmp_path / "orphan"), pid_in(tmp_path / "orphan-inner")
     (child,) = json.loads((tmp_path / "up.json").read_text())["processes"]
     assert psutil.Process(orphan).ppid() == whole.pid
+    assert is_alive(inner)
     (tmp_path / "end").touch()
     assert whole.wait(LONG_S) == 0
-    assert not is_alive(orphan)
-    assert not is_alive(child["pid"])
+    assert [pid for pid in (orphan, child["pid"], inner) if is_alive(pid)] == []
 
 
 def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Path) -> None:
@@ -259,19 +261,3 @@ def test_a_state_that_cannot_be_read_is_an_error_not_a_guess(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"up\.json cannot be read"):
         stop_orphans(state, print)
     assert state.exists()
-
-
-def test_a_stop_kills_children_that_ignore_sigterm_and_their_children(supervisor: Supervisor, tmp_path: Path) -> None:
-    program = """
-        import os, pathlib, signal, subprocess, sys, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        pathlib.Path(sys.argv[1]).write_text(str(inner.pid))
-        time.sleep(600)
-    """
-    mark = tmp_path / "mark"
-    supervisor.start(Child("ray", python(program, mark), lambda: pid_in(mark) > 0, stop_s=0.2))
-    inner = pid_in(mark)
-    assert is_alive(inner)
-    supervisor.stop()
-    assert not is_alive(inner)

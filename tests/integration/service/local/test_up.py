@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -237,25 +237,20 @@ def test_a_second_account_reads_nothing_of_the_service(neighbour: pwd.struct_pas
     settings = ServiceSettings(home=home)
     prepare_local(settings)
     ray = RayHead(home)
-    database = Database(settings.url)
-    run_id = queued_runs.add_run(database)
-    database.close()
+    with closing(Database(settings.url)) as database:
+        run_id = queued_runs.add_run(database)
     folder = settings.artifacts / run_id
     folder.mkdir(parents=True)
     (folder / "service.json").write_text("{}")
     (home / "logs").mkdir()
-    service = ServiceProcesses({"GXPO_HOME": str(home)}, ["-c", "import time; time.sleep(600)"], home / "logs")
-    try:
-        service.check()
-        until(service.is_ready, "the API to be ready")
+    idle = ["-c", "import time; time.sleep(600)"]
+    with ServiceProcesses({"GXPO_HOME": str(home)}, idle, home / "logs").running() as service:
         files = sorted(path for path in home.rglob("*"))
         names = {str(path.relative_to(home)) for path in files}
         assert {"token", "gxpo.sqlite", "ray-token", f"artifacts/{run_id}/service.json"} <= names
         paths = [home, *files, ray.folder.parent, ray.folder]
         assert len(opened(paths, service.url)) == len(paths), "its owner reads all of it"
         assert as_account(neighbour, lambda: opened(paths, service.url)) == (neighbour.pw_uid, [])
-    finally:
-        service.close()
 
 
 @pytest.mark.engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,6 @@ from fastapi import FastAPI
 from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from support import queued_runs as runs
-from support.change_reader import Reader
 from support.scheduling import Cluster
 from support.service_processes import until
 
@@ -42,6 +42,24 @@ def secret(token_for: Callable[[str], str]) -> str:
 def client(url: str, secret: str) -> Iterator[Client]:
     with Client(connect(url), secret) as client:
         yield client
+
+
+class Reader:
+    """A feed without its task, and one stream of it that is read when the test says so."""
+
+    def __init__(self, database: Database, secret: str, runs: list[int] | None = None, **options: Any) -> None:
+        self.feed = ChangeFeed(database, run_changes.messages)
+        self.stream = Subscription(secret, runs, **options)
+        self.held = ExitStack()
+        self.held.enter_context(self.feed.following(self.stream))
+
+    async def read(self) -> list[bytes]:
+        """What one reading finds, as it is sent."""
+        await self.feed._update()
+        messages: list[bytes] = []
+        while page := await run_changes._next(self.feed, self.stream):
+            messages += page
+        return messages
 
 
 def next_change(changes: Iterator[tuple[str, Json] | None]) -> tuple[str, Json]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,9 @@ from gxpo_services.scheduling.launcher import Job, JobStatus, Launcher, Launcher
 
 @pytest.fixture(scope="module")
 def ray_head() -> Iterator[RayHead]:
-    head = RayHead()
-    try:
+    with closing(RayHead()) as head:
         head.start()
         yield head
-    finally:
-        head.close()
 
 
 class PatientRay(RayLauncher):

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.scheduling import PAUSE_S, Cluster
-from support.scripted_launcher import Crash
+from support.scheduling import PAUSE_S, Cluster, Crash
 
 from gxpo_services.api.principals import hash_token
 from gxpo_services.run_states import RunState

@@ -101,24 +101,10 @@ def test_launches_that_never_report_are_ended_and_repeated_until_the_limit(clust
     assert "start_s" in run.detail
 
 
-def test_a_silent_trainer_is_ended_and_its_run_recovered(cluster: Cluster) -> None:
-    scheduler, run_id = cluster.supervising()
-    cluster.rounds(scheduler, cluster.settings.heartbeat_s - 1)
-    assert cluster.launcher.stopped() == []
-    cluster.clock.passes(2)
-    scheduler.tick()
-    assert cluster.launcher.stopped() == [f"{run_id}-1"]
-    assert cluster.get(run_id).launch == 1, "no second trainer while the first may live"
-    cluster.ends(scheduler, f"{run_id}-1", "stopped")
-    run = cluster.get(run_id)
-    assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 1)
-    assert "heartbeat_s" in cluster.messages(run_id)[-1][1]
-
-
-def test_silence_while_the_api_is_away_or_no_scheduler_watches_is_not_the_trainers_fault(cluster: Cluster) -> None:
+def test_silence_ends_a_trainer_but_not_while_the_api_is_away_or_no_scheduler_watches(cluster: Cluster) -> None:
     answers = [False]
     first, second = (cluster.scheduler(name, api_answers=lambda: answers[0]) for name in ("first", "second"))
-    cluster.running(first)
+    run_id = cluster.running(first)
     for _ in range(20):
         cluster.clock.passes(cluster.settings.heartbeat_s / 2)
         first.tick()
@@ -130,7 +116,12 @@ def test_silence_while_the_api_is_away_or_no_scheduler_watches_is_not_the_traine
     assert cluster.launcher.stopped() == [], "it has had no time to report yet"
     cluster.clock.passes(2)
     second.tick()
-    assert len(cluster.launcher.stopped()) == 1
+    assert cluster.launcher.stopped() == [f"{run_id}-1"]
+    assert cluster.get(run_id).launch == 1, "no second trainer while the first may live"
+    cluster.ends(second, f"{run_id}-1", "stopped")
+    run = cluster.get(run_id)
+    assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 1)
+    assert "heartbeat_s" in cluster.messages(run_id)[-1][1]
 
 
 def test_cancel_gives_the_trainer_time_then_ends_its_job(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import event, func, insert, select
 from structlog.testing import capture_logs
 from support.scheduling import Cluster
-from support.service_processes import until
+from support.service_processes import SCHEDULER, until
 
 from gxpo_services.api.idempotency import Creation, delete_expired_keys
 from gxpo_services.api.principals import Principal, Role
@@ -31,7 +31,6 @@ from gxpo_trainer.config import RunConfig
 pytestmark = pytest.mark.each_database
 
 S = RunState
-SCHEDULER = Path(__file__).parents[3] / "support" / "chaos_scheduler.py"
 
 
 EXPLICIT = RunConfig.model_validate(
@@ -46,9 +45,11 @@ def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(c
     too_large = cluster.add_run(cpus=3.0, config=EXPLICIT)
     on_gpu = RunConfig.model_validate({"placement": {"device": "gpu"}}).model_dump(mode="json")
     grows = cluster.add_run(gpus=1.0, config=on_gpu)
-    small = cluster.add_run(cpus=2.0)
+    auto = cluster.add_run(cpus=3.0)
+    behind = cluster.add_run(cpus=0.5, config=EXPLICIT)
     scheduler.tick()
-    assert cluster.get(small).state == S.STARTING, "what cannot start holds up nobody"
+    assert cluster.get(auto).state == S.STARTING, "automatic shares fit, and what cannot start holds up nobody"
+    assert cluster.get(behind).state == S.QUEUED, "both CPUs are held"
     cluster.launcher.capacity = (2.0, 1.0)
     cluster.clock.passes(OVERSIZED_S / 2)
     scheduler.tick()
@@ -59,15 +60,6 @@ def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(c
     assert (failed.state, failed.reason, failed.lease_owner) == (S.FAILED, "no_resources", None)
     assert "3 CPUs" in failed.detail
     assert cluster.get(grows).state == S.QUEUED
-
-
-def test_automatic_cpu_shares_start_where_they_do_not_fit_in_full(cluster: Cluster) -> None:
-    cluster.launcher.capacity = (2.0, 0.0)
-    auto = cluster.add_run(cpus=3.0, queued_at=1.0, config=RunConfig().model_dump(mode="json"))
-    other = cluster.add_run(cpus=0.5, queued_at=2.0, config=EXPLICIT)
-    cluster.scheduler().tick()
-    assert cluster.get(auto).state == S.STARTING
-    assert cluster.get(other).state == S.QUEUED, "the first holds both CPUs"
 
 
 def test_the_queue_is_fair_and_keeps_to_the_quota(cluster: Cluster) -> None:
@@ -138,8 +130,7 @@ def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(cluster: Clust
 def test_the_process_ends_cleanly_when_it_is_told_to(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
     run_id = cluster.add_run(state=S.CANCELLING, launch=1, job_id="gone-1", requested_at=0.0)
     environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_DATABASE_URL": database_url}
-    command = [sys.executable, str(SCHEDULER)]
-    process = subprocess.Popen(command, env=environment)
+    process = subprocess.Popen([sys.executable, *SCHEDULER], env=environment)
     try:
         until(lambda: cluster.get(run_id).state == S.CANCELLED, "the run that nobody held to be taken over")
         process.terminate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,6 @@ from gxpo_trainer.reporting.reading import read_metrics
 pytestmark = [pytest.mark.engine, pytest.mark.long("the scheduler's own tests prove each step of it")]
 
 STEPS = 4
-CONFIG: dict[str, Any] = {
-    "model": {"max_length": 192},
-    "data": {"num_problems": 256},
-    "rollout": {"prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 40, "max_num_seqs": 64},
-    "evaluation": {"every_steps": 0, "samples_per_prompt": 2, "num_problems": 16, "at_start": False},
-    "checkpoint": {"every_steps": 1},
-    "learner": {"rule": {"name": "grpo"}},
-    "budget": {"steps": STEPS},
-}
 
 
 @pytest.fixture
@@ -39,22 +31,23 @@ def service(home: Path) -> Iterator[ServiceProcesses]:
     limits = {"GXPO_HEARTBEAT_S": "15", "GXPO_STOP_WAIT_S": "2", "GXPO_TICK_S": "0.5", "GXPO_MAX_RECOVERIES": "1"}
     environment = {**head.environment, **limits, "GXPO_HOME": str(home), "GXPO_RAY_ADDRESS": head.address}
     processes = ServiceProcesses(environment, ["-m", "gxpo_trainer.cli", "scheduler"], home / "logs")
-    try:
+    with closing(head):
         head.start()
-        processes.check()
-        until(processes.is_ready, "the API to be ready")
-        yield processes
-    finally:
-        processes.close()
-        head.close()
+        with processes.running():
+            yield processes
 
 
-def test_a_stopped_driver_is_noticed_ended_and_its_run_recovered_once(service: ServiceProcesses, home: Path) -> None:
+def test_a_stopped_driver_is_noticed_ended_and_its_run_recovered_once(
+    service: ServiceProcesses, home: Path, small_run: Any
+) -> None:
+    grpo = {"rule": {"name": "grpo"}}
+    made = small_run(checkpoint={"every_steps": 1}, learner=grpo, budget={"steps": STEPS})
+    config = made.model_dump(mode="json", exclude_unset=True)
     token = (home / "token").read_text().strip()
     with httpx.Client(
         base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False
     ) as http:
-        run_id = http.post("/runs", json={"config": CONFIG, "name": "stopped"}).raise_for_status().json()["id"]
+        run_id = http.post("/runs", json={"config": config, "name": "stopped"}).raise_for_status().json()["id"]
 
         def run() -> Any:
             return http.get(f"/runs/{run_id}").raise_for_status().json()

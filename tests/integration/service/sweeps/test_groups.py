@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 from structlog.testing import capture_logs
 from support import queued_runs as runs
-from support.scripted_launcher import ScriptedLauncher
+from support.scheduling import ScriptedLauncher
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, Group, Run

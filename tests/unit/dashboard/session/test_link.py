@@ -14,7 +14,6 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from streamlit.testing.v1 import AppTest
 
-from gxpo_client.client import is_loopback_host
 from gxpo_dashboard.server import CompressedScripts
 from gxpo_dashboard.session import link
 from gxpo_dashboard.session.permalinks import adopt, view_of
@@ -49,9 +48,7 @@ def test_everybody_else_may_not(name: str, value: Any) -> None:
     assert not link.may_use_local_token(**BROWSER | {name: value})
 
 
-def test_loopback_is_told_by_address_and_not_by_prefix() -> None:
-    assert is_loopback_host("127.8.9.1")
-    assert not any(is_loopback_host(host) for host in ("127.0.0.1.nip.example", "128.0.0.1", None))
+def test_an_authority_has_a_host_without_brackets_and_port() -> None:
     assert [link.host_of(authority) for authority in ("[::1]:80", "a:80", None, "")] == ["::1", "a", None, None]
 
 

@@ -136,7 +136,9 @@ def test_loopback(url: str, loopback: bool) -> None:
     assert is_loopback(url) is loopback
 
 
-@pytest.mark.parametrize("url", ["", "auto", "127.0.0.1:8265", "ray://h:1", "http://", "http://h:x", "http://h:70000"])
+@pytest.mark.parametrize(
+    "url", ["", "auto", "127.0.0.1:8265", "ray://h:1", "http://", "http://h:x", "http://h:70000", "file:///a"]
+)
 def test_what_cannot_be_asked(url: str) -> None:
     assert not is_http(url)
     if url:
