@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from gxpo_trainer.rollout.vllm_driver import (
     Response,
     SampleRequest,
     SamplingSettings,
+    SingleTurns,
     Weights,
     sample_seed,
 )
@@ -271,3 +273,22 @@ def test_an_episode_that_does_not_begin_or_whose_turn_was_cut() -> None:
     conversation = Conversation(3)
     assert not conversation.add_turn("one", complete=False)
     assert conversation.episode == Episode((POLICY,), "length")
+
+
+def test_responses_of_a_group_that_finish_in_one_step_make_one_group() -> None:
+    responses = [Response(None, 2, 4, [(3, 0)], token_ids=[5], finish_reason="stop") for _ in range(3)]
+    for response in responses:
+        response._logprobs.append(np.zeros((1, 1), dtype=np.float32))
+    engine: Any = Mock(start=lambda *_: responses)
+    groups = SingleTurns(engine, Mock(batch_decode=lambda ids, **_: list("abc")), SamplingSettings(4, 1.0), 8)
+    groups.begin(0, SampleRequest(Prompt("p", "?", "1"), np.arange(2, dtype=np.int32), 3))
+    responses[2].finish_reason = None
+    assert groups.finish(responses[:1]) == []
+    responses[2].finish_reason = "length"
+    ((index, group),) = groups.finish(responses[1:])
+    assert index == 0
+    assert [(sample.text, sample.finish_reason) for sample in group.samples] == [
+        ("a", "stop"),
+        ("b", "stop"),
+        ("c", "length"),
+    ]

@@ -94,7 +94,9 @@ def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
     assert len({rule.color for rule in rules.known}) == len(rules.known)
     rule = rules.of({"name": "repeated"})
     assert (rule.label, rule.family, rule.watched) == ("Repeated", "look-ahead", "first gradient norm")
-    assert charts.value_chart({}, watched=rule.watched).alt.startswith("first gradient norm")
+    assert charts.value_chart({}, watched=rule.watched).alt.startswith(
+        "Gate: monitored value: first gradient norm, window"
+    )
     first = forms.main_paths(rule)
     assert first[first.index("learner.rule.name") + 1 :][:2] == ["learner.rule.repeats", "learner.rule.alpha"]
     (choice,) = [s for s in forms.settings_of(config_schema(), {}) if s.path == "learner.rule.name"]

@@ -288,7 +288,8 @@ class Interrupting:
         self.moment, self.request, self.cursor = moment, None, 30
         self.saved: list[tuple[int, dict[str, Any]]] = []
         config = RunConfig.model_validate({"evaluation": {"at_start": False, "every_steps": 3}})
-        runtime: Any = Mock(config=config, watch=ProgressWatch(), pool=Mock(timeline=Timeline()), rollouts=self)
+        pool = Mock(timeline=Timeline(), group=Mock(watch=ProgressWatch()))
+        runtime: Any = Mock(config=config, pool=pool, rollouts=self)
         evaluator: Any = Mock(run=lambda *_, **__: self.interrupt("evaluation"))
         store: Any = Mock(save=lambda step, state, *_, **__: self.saved.append((step, state)))
         reporter: Any = Mock(out_dir=tmp_path)
@@ -388,7 +389,7 @@ def test_ranks_that_are_still_being_built_are_not_waited_for(monkeypatch: pytest
 
 
 def test_a_run_goes_on_without_a_checkpoint_but_does_not_end_without_the_last_one(tmp_path: Path) -> None:
-    runtime: Any = Mock(config=RunConfig(), watch=ProgressWatch())
+    runtime: Any = Mock(config=RunConfig())
     reporter: Any = Mock(out_dir=tmp_path)
     store: Any = Mock(save=Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     controller = Controller(runtime, Mock(), reporter, store, Mock())

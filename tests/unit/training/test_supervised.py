@@ -126,15 +126,16 @@ def test_a_warm_start_is_counted_and_reported_apart(tmp_path: Path) -> None:
 
     source = Mock(batch=batch, sync=lambda _: None, state_dict=dict)
     timelines: list[tuple[int, list[tuple[str, str]]]] = []
-    pool = Mock(timeline=Timeline(itertools.count(0.5).__next__), engines=Mock(all=[0]))
+    timeline, group = Timeline(itertools.count(0.5).__next__), Mock(watch=ProgressWatch())
+    pool = Mock(timeline=timeline, group=group, engines=Mock(all=[0]))
     learners = Mock(train_step=train_step)
-    runtime: Any = Mock(config=config, watch=ProgressWatch(), learners=learners, pool=pool, rollouts=source)
+    runtime: Any = Mock(config=config, learners=learners, pool=pool, rollouts=source)
     reporter: Any = Mock(
         out_dir=tmp_path,
         log_timeline=lambda step, _, spans: timelines.append((step, [span[:2] for span in spans])),
         log_metrics=lambda step, metrics: rows.setdefault(step, {}).update(metrics),
     )
-    evaluator: Any = Mock(run=lambda *_, step, **__: (evaluated.append(step), ([], {}))[1])
+    evaluator: Any = Mock(run=lambda *_, version, **__: (evaluated.append(version), ([], {}))[1])
     controller = Controller(runtime, evaluator, reporter, Mock(), Mock())
     for _ in range(4):
         assert controller.counters.reached(config) is None

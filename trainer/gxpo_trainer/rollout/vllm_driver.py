@@ -391,7 +391,8 @@ class SingleTurns:
         complete = []
         for response in responses:
             index = self._owner.pop(id(response))
-            if all(other.finish_reason for other in self._running[index][1]):
+            # Responses of a group that finish in one step of the engine find it gone after the first.
+            if index in self._running and all(other.finish_reason for other in self._running[index][1]):
                 complete.append((index, self._group(*self._running.pop(index))))
         return complete
 

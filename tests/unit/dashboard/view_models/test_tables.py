@@ -11,7 +11,7 @@ import pytest
 
 from gxpo_dashboard import labels
 from gxpo_dashboard.charts.base import Chart
-from gxpo_dashboard.charts.scores import score_table
+from gxpo_dashboard.charts.scores import published_scores, score_table
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.views.records import in_context
 from gxpo_services.run_states import RunState
@@ -65,7 +65,7 @@ def test_neither_a_cell_nor_a_header_of_a_table_is_a_formula(name: str) -> None:
     chart = Chart("key", "Title", {}, {"points": points}, "y over x", "summary", "note")
     assert rows(chart.table()) == [["Series", "X", "Value"], [f"'{name}", "0", "-0.5"], [f"'{name}", "1", ""]]
     scores = {"benchmark": "math500", "series": name, "step": 3, "y": 0.5, "low": 0.25, "high": 0.75}
-    table = rows(score_table(pd.DataFrame([scores])))
+    table = rows(score_table(pd.DataFrame([scores]), published_scores({})))
     assert table[1][table[0].index("Run")] == f"'{name}"
 
 
