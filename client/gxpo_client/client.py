@@ -146,10 +146,6 @@ class Client:
             known, tag = response.json(), response.headers.get("ETag")
         return keep(cache.answers, key, (now, known, tag), cache.most)[1]
 
-    def get_list(self, path: str, *parts: str, **query: Any) -> list[Any]:
-        """The same for an array."""
-        return cast(list[Any], self.get(path, *parts, **query))
-
     def all_of(
         self, path: str, *parts: str, limit: int | None = None, page_size: int = PAGE, **filters: Any
     ) -> list[Json]:
@@ -257,7 +253,7 @@ class Client:
         return dict(self.get("/metrics", **query, **more)["runs"])
 
     def metric_names(self, run: str) -> list[str]:
-        return self.get_list("/runs", run, "metrics", "names")
+        return cast(list[str], self.get("/runs", run, "metrics", "names"))
 
     def evaluations(self, run: str) -> list[Json]:
         """Records without the scores of each problem."""

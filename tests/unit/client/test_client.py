@@ -121,7 +121,7 @@ def test_a_submission_is_retried_with_the_same_key_and_a_change_without_one_is_n
 
 def test_an_unavailable_service_is_retried(service: Service, client: Client) -> None:
     service.answers["/presets"] = [*((status, "<html>proxy</html>") for status in (502, 503, 504)), (200, [])]
-    assert client.get_list("/presets") == []
+    assert client.get("/presets") == []
 
 
 def invalid(detail: str, **errors: str) -> Answer:

@@ -40,9 +40,6 @@ from gxpo_trainer.training.launch import ON_REQUEST, Launch
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
 
-LONGEST_SHOWN = 10_000
-"""Characters of the first prompt in its event."""
-
 
 def train_run(config: RunConfig, out_dir: Path, *, resume: bool = False) -> str:
     """Train one run into `out_dir`; returns the name of the bound that ended it.
@@ -186,8 +183,8 @@ def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], 
     problems = prepared.problems
     data, num_problems = problems.data, len(problems.prompts.prompts)
     if prepared.checkpoint is None:
-        first = next(problems.shown())
-        reporter.log_event("prompt", first if len(first) <= LONGEST_SHOWN else f"{first[:LONGEST_SHOWN]}…")
+        first, longest = next(problems.shown()), 10_000
+        reporter.log_event("prompt", first if len(first) <= longest else f"{first[:longest]}…")
     if not getattr(problems.tokenizer, "chat_template", None):
         say(f"prompts are {rendering(problems.tokenizer)}")
     if warning := few_problems(num_problems, prepared.config.rollout.prompts_per_step):
