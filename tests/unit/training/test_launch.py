@@ -144,11 +144,8 @@ def test_an_earlier_outcome_does_not_outlive_the_next_start(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServer, monkeypatch: Any) -> None:
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("gxpo_trainer.training.launch.write_json", full)
     error = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("gxpo_trainer.training.launch.write_json", Mock(side_effect=error))
     with pytest.raises(OSError, match="No space"), Launch(tmp_path, service(server)):
         raise error
     assert (outcome(tmp_path), server.outcome["reason"]) == (None, "disk_full")
