@@ -129,18 +129,18 @@ def _script() -> None:  # run as a script without this module's imports
     from gxpo_dashboard.session import permalinks
 
     permalinks.multi("Columns", "cols", ["a", "b"], ["a", "b"])
-    permalinks.text("Seeds", "seeds", "0, 1")
+    permalinks.text("Seeds", "seeds")
     st.session_state["group"] = permalinks.choice("Group", "group", {"": "all", "a": "A"}, "a")
 
 
-def test_defaults_stay_out_of_the_address_and_an_emptied_text_with_a_default_is_in_it() -> None:
+def test_defaults_stay_out_of_the_address_and_an_emptied_choice_with_a_default_is_in_it() -> None:
     page = AppTest.from_function(_script).run(timeout=60)
     assert dict(page.query_params) == {}
     page.multiselect[0].unselect("a").run()
-    page.text_input[0].set_value("").run()
+    page.text_input[0].set_value("0, 1").run()
     page.button_group[0].set_value("").run()
     assert page.session_state["group"] == ""
-    assert dict(page.query_params) == {"cols": "b", "seeds": "", "group": ""}
+    assert dict(page.query_params) == {"cols": "b", "seeds": "0, 1", "group": ""}
 
 
 def _zoomed() -> None:
