@@ -134,20 +134,6 @@ def config(rule: dict[str, Any] | None = None, **budget: float) -> RunConfig:
     return RunConfig.model_validate({**learner, "budget": budget or {"steps": 40}})
 
 
-@pytest.mark.parametrize(
-    ("rule", "per_step"),
-    [
-        ({"name": "grpo"}, 1),
-        ({"name": "sfpo", "k": 10}, 11),
-        ({"name": "gxpo", "k": 10, "predictor": "replay", "probes": 1}, 2),
-    ],
-)
-def test_passes_of_a_step(rule: dict[str, Any], per_step: int) -> None:
-    cost = expected_cost(config(rule))
-    assert (cost.steps, cost.backward_passes) == (40, 40 * per_step)
-    assert f"{per_step} backward pass" in cost.per_step_words
-
-
 def test_the_budget_in_passes_caps_them_and_is_named() -> None:
     gxpo = expected_cost(config({"name": "gxpo"}, steps=40, backward_passes=100))
     assert (gxpo.steps, gxpo.backward_passes) == (40, 100)
