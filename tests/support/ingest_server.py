@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from support.recording_server import RecordingServer, Request
@@ -124,6 +124,13 @@ class IngestServer:
             applied = True
         self.watch(self)
         return 200, {"applied": applied, "offsets": self.offsets, "request": self.request}
+
+
+def serving() -> Iterator[IngestServer]:
+    """A server, stopped at the end; for fixtures."""
+    made = IngestServer().start()
+    yield made
+    made.stop()
 
 
 def _refuse(word: str) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ingest_server import KINDS, IngestServer
+from support.ingest_server import KINDS, IngestServer, serving
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import JsonLines, write_json
@@ -32,12 +32,6 @@ from gxpo_trainer.reporting.uploader import (
 
 QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, give_up=20.0)
 OUTCOME = {"attempt": 1, "outcome": "succeeded"}
-
-
-def serving() -> Iterator[IngestServer]:
-    made = IngestServer().start()
-    yield made
-    made.stop()
 
 
 @pytest.fixture

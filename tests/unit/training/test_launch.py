@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from support.ingest_server import IngestServer
+from support.ingest_server import IngestServer, serving
 
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
@@ -36,9 +36,7 @@ from gxpo_trainer.training.launch import TERMINATED, Launch
 
 @pytest.fixture
 def server() -> Iterator[IngestServer]:
-    made = IngestServer().start()
-    yield made
-    made.stop()
+    yield from serving()
 
 
 def service(server: IngestServer, attempt: int = 3) -> ServiceAddress:
@@ -201,14 +199,6 @@ def test_a_refused_config_is_reported_to_the_service(tmp_path: Path, server: Ing
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.toml", "outcome.json"]
     assert train(config, "--service", address) == 2
     assert "--service requires --out" in capsys.readouterr().err
-
-
-def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, capsys: Any) -> None:
-    config = tmp_path / "run.toml"
-    config.write_text('[data]\nsource = "absent.jsonl"\n')
-    assert train(config, "--out", tmp_path / "run") == 2
-    assert "absent.jsonl" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
 # ---- attempts, addresses -------------------------------------------------------------------------------------
