@@ -22,9 +22,8 @@ class IngestServer:
     "lost"    the batch is applied, then the connection ends without an answer
     "page"    200 and an unrelated page
 
-    most_bytes: larger calls are answered 413. bad: a row for which this is true is answered 422, as is null where
-    `takes_null` is False. token: the one that is let in; others get 401. over: every call gets 410. watch: is called
-    with the server before each answer.
+    most_bytes: larger calls are answered 413. bad: a row for which this is true is answered 422. token: the one that is
+    let in; others get 401. over: every call gets 410. watch: is called with the server before each answer.
     """
 
     def __init__(self, token: str = "secret") -> None:
@@ -32,7 +31,6 @@ class IngestServer:
         self.faults: deque[str] = deque()
         self.most_bytes = 1 << 30
         self.bad: Any = lambda kind, row: False
-        self.takes_null = True
         self.over = False
         self.request: str | None = None
         self.watch: Callable[[IngestServer], None] = lambda server: None
@@ -112,7 +110,7 @@ class IngestServer:
         if call["batch"] is not None and key not in self.batches:
             for kind in KINDS:
                 for row in call[kind]:
-                    if (row is None and not self.takes_null) or (row is not None and self.bad(kind, row)):
+                    if row is not None and self.bad(kind, row):
                         return 422, {"title": "Unprocessable Content", "detail": f"{kind}: a bad row"}
             if any(call["offsets"][kind] > len(self.rows[kind]) for kind in KINDS):
                 return 409, {"title": "Conflict", "offsets": self.offsets}
