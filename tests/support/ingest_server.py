@@ -37,12 +37,8 @@ class IngestServer:
         self.calls: list[dict[str, Any]] = []
         self.statuses: list[int] = []
         self.lock = threading.Lock()
-        self.reset()
         self._server: RecordingServer | None = None
         self.port = 0
-
-    def reset(self) -> None:
-        """As a service that does not know the run."""
         self.rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
         self.batches: dict[int, int] = {}
         self.identity: Any = None

@@ -280,21 +280,10 @@ ACTIONS = st.one_of(
 )
 
 
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[IngestServer]:
-    yield from serving()
-
-
 @given(actions=st.lists(ACTIONS, max_size=25))
 @settings(max_examples=40, deadline=None)
-def test_the_service_ends_with_the_lines_on_disk_whatever_fails(
-    shared_server: IngestServer, actions: list[tuple[str, Any, int]]
-) -> None:
-    server = shared_server
-    server.reset()
-    server.faults.clear()
-    server.most_bytes = 1 << 30
-    with tempfile.TemporaryDirectory() as name:
+def test_the_service_ends_with_the_lines_on_disk_whatever_fails(actions: list[tuple[str, Any, int]]) -> None:
+    with contextlib.contextmanager(serving)() as server, tempfile.TemporaryDirectory() as name:
         run = Run(Path(name), server)
         run.uploader.follow()
         attempt = 1
