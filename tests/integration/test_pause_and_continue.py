@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from support.ingest_server import KINDS, IngestServer
+from support.ingest_server import KINDS, IngestServer, serving
 from support.rollouts import assert_equal_to_the_bit, history
 
 from gxpo_trainer.config import RunConfig
@@ -27,9 +27,7 @@ GXPO = {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}
 
 @pytest.fixture
 def server():
-    made = IngestServer().start()
-    yield made
-    made.stop()
+    yield from serving()
 
 
 def deterministic(small_run, steps: int):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from support.recording_server import RecordingServer, Request
@@ -22,9 +22,8 @@ class IngestServer:
     "lost"    the batch is applied, then the connection ends without an answer
     "page"    200 and an unrelated page
 
-    most_bytes: larger calls are answered 413. bad: a row for which this is true is answered 422, as is null where
-    `takes_null` is False. token: the one that is let in; others get 401. over: every call gets 410. watch: is called
-    with the server before each answer.
+    most_bytes: larger calls are answered 413. bad: a row for which this is true is answered 422. token: the one that is
+    let in; others get 401. over: every call gets 410. watch: is called with the server before each answer.
     """
 
     def __init__(self, token: str = "secret") -> None:
@@ -32,19 +31,14 @@ class IngestServer:
         self.faults: deque[str] = deque()
         self.most_bytes = 1 << 30
         self.bad: Any = lambda kind, row: False
-        self.takes_null = True
         self.over = False
         self.request: str | None = None
         self.watch: Callable[[IngestServer], None] = lambda server: None
         self.calls: list[dict[str, Any]] = []
         self.statuses: list[int] = []
         self.lock = threading.Lock()
-        self.reset()
         self._server: RecordingServer | None = None
         self.port = 0
-
-    def reset(self) -> None:
-        """As a service that does not know the run."""
         self.rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
         self.batches: dict[int, int] = {}
         self.identity: Any = None
@@ -112,7 +106,7 @@ class IngestServer:
         if call["batch"] is not None and key not in self.batches:
             for kind in KINDS:
                 for row in call[kind]:
-                    if (row is None and not self.takes_null) or (row is not None and self.bad(kind, row)):
+                    if row is not None and self.bad(kind, row):
                         return 422, {"title": "Unprocessable Content", "detail": f"{kind}: a bad row"}
             if any(call["offsets"][kind] > len(self.rows[kind]) for kind in KINDS):
                 return 409, {"title": "Conflict", "offsets": self.offsets}
@@ -124,6 +118,13 @@ class IngestServer:
             applied = True
         self.watch(self)
         return 200, {"applied": applied, "offsets": self.offsets, "request": self.request}
+
+
+def serving() -> Iterator[IngestServer]:
+    """A server, stopped at the end; for fixtures."""
+    made = IngestServer().start()
+    yield made
+    made.stop()
 
 
 def _refuse(word: str) -> None:

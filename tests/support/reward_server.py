@@ -1,4 +1,4 @@
-"""A reward server on loopback whose every byte a test decides."""
+"""Rewards: a server on loopback whose every byte a test decides, a sandbox, and the verdicts on a group."""
 
 from __future__ import annotations
 
@@ -12,10 +12,40 @@ from contextlib import suppress
 from http.client import parse_headers
 from typing import Any
 
-from gxpo_trainer.config import HttpRewardConfig
+import pytest
+
+from gxpo_trainer.config import HttpRewardConfig, VerifierConfig
+from gxpo_trainer.config.tasks import AnyReward
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
+from gxpo_trainer.grading.sandbox import Sandbox
+from gxpo_trainer.rollout.verification import VerifierActor
+from gxpo_trainer.rollout.vllm_driver import Sampled
+from gxpo_trainer.types import Group, Verdict
 
 PATIENCE_S = 60.0
+
+
+def isolated(seconds: float = PATIENCE_S, memory_mb: int = 256, processes: int = 12) -> Sandbox:
+    """A sandbox; where code cannot be isolated the test is skipped."""
+    try:
+        return Sandbox(seconds, memory_mb, processes)
+    except ConfigError as error:
+        pytest.skip(f"code cannot be isolated on this machine: {error}")
+
+
+def score(
+    rewards: tuple[AnyReward, ...], group: Group, *, components: bool = True, deadline_s: float = PATIENCE_S
+) -> tuple[Verdict, ...]:
+    async def scenario() -> list[tuple[Verdict, ...]]:
+        actor = VerifierActor(VerifierConfig(workers=1, deadline_s=deadline_s, rewards=rewards))
+        try:
+            return await actor.score(Sampled([(0, group)], 0.0), components)
+        finally:
+            await actor.close()
+
+    (verdicts,) = asyncio.run(scenario())
+    return verdicts
 
 
 class RewardServer:

@@ -91,8 +91,6 @@ def test_a_check_says_what_a_run_would_download_and_what_is_missing(
     ]
     (tmp_path / "m" / "nope").mkdir(parents=True)
     assert "model.path = 'm/nope'" in gxpo.error(2, "config", "--check", file)
-    file.write_text("[data]\nnum_problems = 1\n[rollout]\nprompts_per_step = 4\n")
-    assert "\n  1 problem for 4 prompts a step: a step contains copies" in gxpo.out("config", "--check", file)
 
 
 @pytest.mark.parametrize("command", [("report", "RUN"), ("eval", "--model", "starter", "--benchmark", "word_problems")])
@@ -130,8 +128,6 @@ def test_grade_prints_one_verdict_a_line_in_order(tmp_path: Path, gxpo: Gxpo) ->
     out, err = gxpo.printed()
     assert [json.loads(line)["verdict"] for line in out.splitlines()] == ["correct", "wrong", "unparsed"]
     assert err.strip() == "1 correct, 1 wrong, 1 unparsed, 0 timeout, 0 error"
-    file.write_text('{"gold": "1", "prediction": "1"}\n{"gold": "1"}\n')
-    assert "in.jsonl:2" in gxpo.error(2, "grade", file)
 
 
 @pytest.mark.parametrize(

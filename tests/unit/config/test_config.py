@@ -192,13 +192,3 @@ def test_the_transport_of_a_placement(
         return
     with pytest.raises(ValueError, match=f'weight_transport = "{requested}" .*{result}.*or weight_transport = "auto"'):
         choose_transport(requested, device, colocated, one_node)
-
-
-def test_the_fewest_gpus_of_a_run_are_shared_ones() -> None:
-    def gpus(**settings: Any) -> tuple[int, int]:
-        placement = RunConfig.model_validate({"placement": settings}).placement
-        return placement.num_gpus(colocated=placement.can_colocate), placement.num_gpus(colocated=False)
-
-    assert gpus(learner_ranks=4, samplers=2, tensor_parallel=2) == (4, 8)
-    assert gpus(learner_ranks=4, samplers=2, tensor_parallel=2, colocate=False) == (8, 8)
-    assert gpus(learner_ranks=4, samplers=1) == (5, 5)

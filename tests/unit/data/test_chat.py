@@ -45,10 +45,6 @@ def tokenizer(template: str | None = STARTER) -> Any:
     return made
 
 
-def ids_of(text: str) -> list[int]:
-    return list(tokenizer()(text, add_special_tokens=False)["input_ids"])
-
-
 @pytest.mark.parametrize(
     ("template", "observation", "expected"),
     [
@@ -62,7 +58,7 @@ def ids_of(text: str) -> list[int]:
 )
 def test_an_observation_is_a_message_of_the_user(template: str | None, observation: str, expected: str) -> None:
     encoder = ObservationEncoder(tokenizer(template), max_tokens=40)
-    assert encoder.encode(observation) == ids_of(expected)
+    assert encoder.encode(observation) == tokenizer()(expected, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("template", [STARTER, LINES, None])

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.reward_server import isolated
 
 from gxpo_trainer.data.code_problems import NUM_TESTS, generate
-from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.sandbox import Sandbox
 
 # What each kind of problem asks for, written from its English text: the argument and the text's parts → the result.
 READINGS: dict[str, Callable[..., Any]] = {
@@ -70,10 +69,7 @@ def test_lists_are_reproducible_and_shorter_ones_are_prefixes() -> None:
 
 
 def test_solutions_pass_in_the_sandbox_and_the_argument_itself_does_not() -> None:
-    try:
-        sandbox = Sandbox(60.0, memory_mb=256, processes=8)
-    except ConfigError as error:
-        pytest.skip(f"code cannot be isolated on this machine: {error}")
+    sandbox = isolated()
     kinds = {read(row["problem"])[0]: row for row in generate("heldout", 100, 1)}
     assert len(kinds) == len(READINGS)
     for row in kinds.values():

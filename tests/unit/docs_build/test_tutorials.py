@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.reward_server import PATIENCE_S, ask
+from support.reward_server import ask, isolated
 from support.tiny_families import save_own_model
 from support.walkthrough import Reader, install_the_rule, titled
 
 from gxpo_trainer.algo.batch import step_advantages
 from gxpo_trainer.config.io import build, load_run
-from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.sandbox import Sandbox
 from gxpo_trainer.plugins import implementation
 
 
@@ -105,10 +103,7 @@ def test_the_problems_of_the_sandboxs_page_have_tests_that_a_solution_passes(tmp
     config = load_run(tmp_path / "functions.toml")
     assert [(reward.label, reward.name) for reward in config.verifier.rewards] == [("tests", "http")]
     function, program = (json.loads(line) for line in (tmp_path / "functions.jsonl").read_text().splitlines())
-    try:
-        sandbox = Sandbox(PATIENCE_S, memory_mb=256, processes=8)
-    except ConfigError as error:
-        pytest.skip(f"code cannot be isolated on this machine: {error}")
+    sandbox = isolated()
     codes = ("def add(a, b): return a + b", "print(sum(map(int, input().split())))")
     for row, right, wrong in ((function, *codes), (program, *codes[::-1])):
         assert sandbox.grade({"response": right, "extra": row})["reward"] == 1.0

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.recording_server import RecordingServer
+from support.service_processes import free_port
 
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
@@ -193,9 +194,7 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
 
 @pytest.mark.skipif("GXPO_OPENENV_PYTHON" not in os.environ, reason="GXPO_OPENENV_PYTHON names no interpreter")
 def test_a_real_server_of_openenv(configured: Callable[..., EnvironmentConfig]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([os.environ["GXPO_OPENENV_PYTHON"], "-c", REAL_SERVER, str(port)])
     try:
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 from fractions import Fraction
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.reward_server import score
 
-from gxpo_trainer.config import RewardConfig, VerifierConfig
+from gxpo_trainer.config import RewardConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.rewards import RewardFailed, RewardInput, Scorer, correctness, one_box
 from gxpo_trainer.plugins import allowed
-from gxpo_trainer.rollout.verification import VerifierActor
-from gxpo_trainer.rollout.vllm_driver import Sampled
 from gxpo_trainer.training.controller import component_means
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerifyOptions
 
@@ -165,15 +163,7 @@ def test_a_failing_or_hanging_component_affects_only_its_response_and_others_hav
     samples = tuple(Sample(text, ids, np.zeros(2, np.float32), "stop") for text in responses)
     dated = {"level": "5", "date": datetime.date(2024, 1, 1), "verify": VerifyOptions(0.5)}
     group = Group(Prompt("p", "What?", "5", dated), ids, samples, weights_version=0)
-
-    async def scenario() -> list[tuple[Verdict, ...]]:
-        actor = VerifierActor(VerifierConfig(workers=1, deadline_s=5.0, rewards=names))
-        try:
-            return await actor.score(Sampled([(0, group)], 0.0), True)
-        finally:
-            await actor.close()
-
-    (verdicts,) = asyncio.run(scenario())
+    verdicts = score(names, group, deadline_s=5.0)
     assert [verdict.status for verdict in verdicts] == ["error", "correct", "timeout", "error", "correct"]
     # 2 tokens: brevity 0.8. The tolerance of 0.5 makes both answers right; only the first is boxed.
     boxed, bare = ({"correctness": 1.0, "format": form, "Brevity": 0.8} for form in (1.0, 0.0))

@@ -17,10 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
-from support.reward_server import PATIENCE_S, ask
+from support.reward_server import PATIENCE_S, ask, isolated
 from support.service_processes import until
 
-from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading import sandbox as module
 from gxpo_trainer.grading.sandbox import TMP_BYTES, Sandbox, code_of, same
 
@@ -28,16 +27,9 @@ MEMORY_MB = 256
 PROCESSES = 12
 
 
-def isolated(seconds: float = PATIENCE_S) -> Sandbox:
-    try:
-        return Sandbox(seconds, MEMORY_MB, PROCESSES)
-    except ConfigError as error:
-        pytest.skip(f"code cannot be isolated on this machine: {error}")
-
-
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    return isolated()
+    return isolated(memory_mb=MEMORY_MB, processes=PROCESSES)
 
 
 @pytest.fixture

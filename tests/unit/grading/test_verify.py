@@ -157,7 +157,6 @@ def test_numbers_may_differ_by_a_tolerance(
 
 MINUTES = VerifyOptions(unit="minute")
 AREA = VerifyOptions(unit="$cm^2$")
-SPEED = VerifyOptions(unit="km/h")
 SEVERAL = VerifyOptions(several=True)
 TENTH = VerifyOptions(tolerance=0.1, unit="%")
 

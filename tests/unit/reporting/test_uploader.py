@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ingest_server import KINDS, IngestServer
+from support.ingest_server import KINDS, IngestServer, serving
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import JsonLines, write_json
@@ -32,12 +32,6 @@ from gxpo_trainer.reporting.uploader import (
 
 QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, give_up=20.0)
 OUTCOME = {"attempt": 1, "outcome": "succeeded"}
-
-
-def serving() -> Iterator[IngestServer]:
-    made = IngestServer().start()
-    yield made
-    made.stop()
 
 
 @pytest.fixture
@@ -286,21 +280,10 @@ ACTIONS = st.one_of(
 )
 
 
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[IngestServer]:
-    yield from serving()
-
-
 @given(actions=st.lists(ACTIONS, max_size=25))
 @settings(max_examples=40, deadline=None)
-def test_the_service_ends_with_the_lines_on_disk_whatever_fails(
-    shared_server: IngestServer, actions: list[tuple[str, Any, int]]
-) -> None:
-    server = shared_server
-    server.reset()
-    server.faults.clear()
-    server.most_bytes = 1 << 30
-    with tempfile.TemporaryDirectory() as name:
+def test_the_service_ends_with_the_lines_on_disk_whatever_fails(actions: list[tuple[str, Any, int]]) -> None:
+    with contextlib.contextmanager(serving)() as server, tempfile.TemporaryDirectory() as name:
         run = Run(Path(name), server)
         run.uploader.follow()
         attempt = 1

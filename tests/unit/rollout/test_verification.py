@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 from pathlib import Path
@@ -10,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.reward_server import PATIENCE_S, RewardServer, reply
+from support.reward_server import PATIENCE_S, RewardServer, reply, score
 
 from gxpo_trainer.config import HttpRewardConfig, RewardConfig, RunConfig, VerifierConfig
-from gxpo_trainer.config.tasks import AnyReward
 from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, tokens
 from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.sources import http_usage
-from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict
-from gxpo_trainer.rollout.vllm_driver import Sampled
+from gxpo_trainer.rollout.verification import check_rewards, episode_verdict
 from gxpo_trainer.training.proofs import check_verdicts
 from gxpo_trainer.types import (
     Episode,
@@ -56,18 +53,6 @@ def group(*samples: Sample | str, extra: dict[str, Any] | None = None, rewards: 
     made = tuple(single(sample) if isinstance(sample, str) else sample for sample in samples)
     prompt = Prompt("p", "What?", "5", extra or {"level": "5"}, rewards=rewards)
     return Group(prompt, IDS, made, weights_version=0)
-
-
-def score(rewards: tuple[AnyReward, ...], group: Group, *, components: bool = True) -> tuple[Verdict, ...]:
-    async def scenario() -> list[tuple[Verdict, ...]]:
-        actor = VerifierActor(VerifierConfig(workers=1, deadline_s=PATIENCE_S, rewards=rewards))
-        try:
-            return await actor.score(Sampled([(0, group)], 0.0), components)
-        finally:
-            await actor.close()
-
-    (verdicts,) = asyncio.run(scenario())
-    return verdicts
 
 
 # ---- episodes -------------------------------------------------------------------------------------------------------

@@ -72,17 +72,14 @@ def test_the_window_rolls_and_the_value_that_fires_enters_it_too():
     assert not gate.active
 
 
-@pytest.mark.parametrize(("value", "z"), [(1.0, 0.0), (2.0, math.inf), (0.5, -math.inf)])
-def test_against_a_constant_window_z_is_zero_or_infinite(value, z):
-    gate = Gate(GateConfig(threshold=math.inf, window=5, warmup=2, epsilon=0.0))
-    assert run(gate, [1.0, 1.0, value])[2].z == z
-
-
 @pytest.mark.parametrize(
     ("settings", "values", "z"),
     [
         ({"threshold": 1.0}, [1.0, 1.1, -50.0], -1021.0),  # one-sided by default: mean 1.05, std 0.05
+        # Against a constant window z is zero or infinite.
+        ({"threshold": math.inf, "epsilon": 0.0}, [1.0, 1.0, 1.0], 0.0),
         ({"threshold": math.inf, "epsilon": 0.0}, [1.0, 1.0, 2.0], math.inf),
+        ({"threshold": math.inf, "epsilon": 0.0}, [1.0, 1.0, 0.5], -math.inf),
         ({"threshold": 0.5, "mode": "never"}, [1.0, 1.1, 50.0], 979.0),
     ],
 )

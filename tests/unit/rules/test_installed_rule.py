@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from support.toy_learner import ToyLearner, quadratic
 
 from docs_build.settings import render_page, undescribed
 from gxpo_dashboard.charts import steps as charts
@@ -111,14 +109,6 @@ def test_the_dashboard_compares_its_passes() -> None:
     assert own.summary == f"7 backward passes after 3 steps (6 in look-ahead on, 1 in fallback to GRPO). {others}"
     of_gxpo = charts.budget_chart(series, {"name": "gxpo", "k": 5}, None, dashboard_rules())
     assert "Repeated R=2 (2 per step): 6" in of_gxpo.summary
-
-
-def test_it_trains() -> None:
-    # Two steps at learning rate 0.1 on h = 1 and h = 2: θ · 0.9² and θ · 0.8².
-    toy = ToyLearner(torch.ones(2, dtype=torch.float64), quadratic(torch.tensor([1.0, 2.0], dtype=torch.float64)))
-    report = make_rule(config().learner.rule).step(toy)
-    assert (report.backward_passes, toy.passes) == (2, 2)
-    assert toy.flat().tolist() == pytest.approx([0.81, 0.64], rel=1e-12)
 
 
 @pytest.mark.parametrize("place", range(len(RULES) + 1))

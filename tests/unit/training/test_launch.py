@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from support.ingest_server import IngestServer
+from support.ingest_server import IngestServer, serving
 
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
@@ -36,9 +36,7 @@ from gxpo_trainer.training.launch import TERMINATED, Launch
 
 @pytest.fixture
 def server() -> Iterator[IngestServer]:
-    made = IngestServer().start()
-    yield made
-    made.stop()
+    yield from serving()
 
 
 def service(server: IngestServer, attempt: int = 3) -> ServiceAddress:
@@ -144,11 +142,8 @@ def test_an_earlier_outcome_does_not_outlive_the_next_start(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServer, monkeypatch: Any) -> None:
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("gxpo_trainer.training.launch.write_json", full)
     error = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("gxpo_trainer.training.launch.write_json", Mock(side_effect=error))
     with pytest.raises(OSError, match="No space"), Launch(tmp_path, service(server)):
         raise error
     assert (outcome(tmp_path), server.outcome["reason"]) == (None, "disk_full")
@@ -204,14 +199,6 @@ def test_a_refused_config_is_reported_to_the_service(tmp_path: Path, server: Ing
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.toml", "outcome.json"]
     assert train(config, "--service", address) == 2
     assert "--service requires --out" in capsys.readouterr().err
-
-
-def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, capsys: Any) -> None:
-    config = tmp_path / "run.toml"
-    config.write_text('[data]\nsource = "absent.jsonl"\n')
-    assert train(config, "--out", tmp_path / "run") == 2
-    assert "absent.jsonl" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
 # ---- attempts, addresses -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+from support import data_files
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
@@ -26,9 +27,8 @@ PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
 
 
 def write(path: Path, pairs: list[tuple[int, int]]) -> str:
-    rows = [{"id": f"{a}+{b}", "problem": PROBLEM.format(a, b), "answer": str(a + b)} for a, b in pairs]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    rows = ({"id": f"{a}+{b}", "problem": PROBLEM.format(a, b), "answer": str(a + b)} for a, b in pairs)
+    return str(data_files.write(path, *rows))
 
 
 def recorded(prepared: Prepared, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from support.data_files import write
 from transformers import AutoTokenizer
 
 from gxpo_trainer import cli
@@ -33,10 +33,9 @@ ROWS = [
 
 
 def settings(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> RunConfig:
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     body = {
         "model": {"max_length": 128},
-        "data": {"source": str(folder / "rows.jsonl"), "template": "plain", "shuffle": False},
+        "data": {"source": str(write(folder / "rows.jsonl", *rows)), "template": "plain", "shuffle": False},
         "rollout": {"source": "dataset", "prompts_per_step": 2},
         "evaluation": {"benchmarks": []},
         "placement": {"device": "cpu"},

@@ -16,11 +16,13 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from support.service_processes import free_port
 from torch.distributed import HashStore
 from torch.multiprocessing import reductions
 
@@ -212,8 +214,7 @@ def test_an_engine_that_pins_nccl_settings_joins_the_learner_without_them(monkey
 
 def test_a_broadcast_reaches_every_member_and_they_listen_on_loopback_alone() -> None:
     """Gloo on this machine instead of NCCL; the group is otherwise the same."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+    port = free_port()
     received = [torch.zeros(1000, dtype=torch.uint8) for _ in range(3)]
     received[0] = torch.arange(1000).to(torch.uint8)
 
@@ -264,10 +265,8 @@ def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> Non
 
 
 def test_full_shared_memory_says_what_helps(publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
     fix = r"Cannot allocate a weight bucket of 1 GiB in /dev/shm .*shm_size"
     with pytest.raises(TrainingError, match=fix):
         publisher._allocate(2**30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -31,18 +30,10 @@ def errors_of(**source: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", preset_names())
 def test_preset_toml_and_nested_settings_are_three_forms_of_one_config(name: str) -> None:
-    wanted = load_preset(name)
-    assert config_of(preset=name) == wanted
+    wanted = load_preset(name, ["budget.hours=inf"])
+    assert config_of(preset=name, overrides=["budget.hours=inf"]) == wanted
     assert config_of(toml=to_toml(wanted)) == wanted
-    assert config_of(config=json.loads(json.dumps(stored(wanted)))) == wanted
-
-
-def test_a_stored_config_comes_back_equal_infinities_included() -> None:
-    values = {"learner": {"rule": {"name": "gxpo", "gate": {"threshold": math.inf}}}, "budget": {"hours": math.inf}}
-    wanted = RunConfig.model_validate(values)
-    text = json.dumps(stored(wanted), allow_nan=False)
-    assert RunConfig.model_validate(json.loads(text)) == wanted
-    assert RunConfig.model_validate(json.loads(text)).sha256() == wanted.sha256()
+    assert config_of(config=json.loads(json.dumps(stored(wanted), allow_nan=False))) == wanted
 
 
 def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> None:
@@ -141,20 +132,6 @@ def test_a_run_above_a_quota_is_refused_at_once(quotas: dict[str, float], words:
 def config(rule: dict[str, Any] | None = None, **budget: float) -> RunConfig:
     learner = {} if rule is None else {"learner": {"rule": rule}}
     return RunConfig.model_validate({**learner, "budget": budget or {"steps": 40}})
-
-
-@pytest.mark.parametrize(
-    ("rule", "per_step"),
-    [
-        ({"name": "grpo"}, 1),
-        ({"name": "sfpo", "k": 10}, 11),
-        ({"name": "gxpo", "k": 10, "predictor": "replay", "probes": 1}, 2),
-    ],
-)
-def test_passes_of_a_step(rule: dict[str, Any], per_step: int) -> None:
-    cost = expected_cost(config(rule))
-    assert (cost.steps, cost.backward_passes) == (40, 40 * per_step)
-    assert f"{per_step} backward pass" in cost.per_step_words
 
 
 def test_the_budget_in_passes_caps_them_and_is_named() -> None:

@@ -86,7 +86,6 @@ def test_every_bad_axis_and_setting_is_named_once() -> None:
     errors = errors_of(grid={"learner.rule.alpha": [0.5, 7], "placement.ray_address": ["x"]}, seeds=[0, 1])
     assert errors.keys() == {"config.learner.rule.alpha", "config.placement.ray_address"}
     assert errors_of(base={"preset": "nope"}).keys() == {"base.preset"}
-    assert errors_of(base={"toml": "a ="}).keys() == {"base.toml"}
     assert errors_of(base={"preset": "demo", "overrides": ["x"]}).keys() == {"base.overrides[0]"}
     assert "contains a duplicate" in errors_of(grid={"name": ["a", "b"]})["grid"]
     assert errors_of(base={"preset": "demo-grpo"}, preset="rules").keys() == {"config.learner.rule.name"}
