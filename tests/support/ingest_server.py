@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gxpo_services.api.fields import read_json
 from support.recording_server import RecordingServer, Request
 
 KINDS = ("metrics", "samples", "evaluations", "events")
@@ -101,7 +102,7 @@ class IngestServer:
             return 410, {"type": "/api/v1/problems#gone", "title": "Gone"}
         if len(body) > self.most_bytes:
             return 413, {"title": "Content Too Large"}
-        call = json.loads(body, parse_constant=_refuse)
+        call = read_json(body)
         self.calls.append({"path": path, **call})
         status, content = self._apply(call)
         return None if fault == "lost" else (status, content)
@@ -124,7 +125,3 @@ class IngestServer:
             applied = True
         self.watch(self)
         return 200, {"applied": applied, "offsets": self.offsets, "request": self.request}
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
