@@ -34,9 +34,7 @@ FASTER = {0: [0.0, 0.5], 10: [0.5, 0.75], 20: [0.75, 1.0]}
 
 
 def compare(client: TestClient, **query: Any) -> dict[str, Any]:
-    answer = client.get("/api/v1/compare", params=query)
-    assert answer.status_code == 200, answer.text
-    content: dict[str, Any] = answer.json()
+    content: dict[str, Any] = client.get("/api/v1/compare", params=query).raise_for_status().json()
     return content
 
 
@@ -369,9 +367,7 @@ def trained(database: Database, rule: dict[str, Any], *scores: float | str, seed
 
 
 def headline(client: TestClient, run: str) -> dict[str, Any]:
-    answer = client.get(f"/api/v1/runs/{run}/headline")
-    assert answer.status_code == 200, answer.text
-    content: dict[str, Any] = answer.json()
+    content: dict[str, Any] = client.get(f"/api/v1/runs/{run}/headline").raise_for_status().json()
     assert content["text"] == " ".join(part["text"] for part in content["parts"])
     return content
 
