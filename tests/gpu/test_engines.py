@@ -19,7 +19,7 @@ import pytest
 import torch
 from support.ray_clusters import LOOPBACK, running_head
 
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import LoraConfig, RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.reporting.reading import read_metrics, read_samples
 
@@ -111,10 +111,8 @@ def test_a_killed_trainer_resumes_on_the_gpu_that_its_processes_held(tmp_path: P
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_adapters_on_one_shared_gpu(stage: int, sharing: str, tmp_path: Path) -> None:
-    settings = config({"name": "gxpo", "k": 5}, 3, colocate=True)
-    changed = {"lora": {"rank": 8, "alpha": 16.0}, "zero_stage": stage}
-    lora = settings.learner.model_validate({**settings.learner.model_dump(), **changed})
-    rows = train(settings.model_copy(update={"learner": lora}), tmp_path / "run")
+    adapters = {"lora": LoraConfig(rank=8, alpha=16.0), "zero_stage": stage}
+    rows = train(config({"name": "gxpo", "k": 5}, 3, colocate=True).updated(learner=adapters), tmp_path / "run")
     assert max(row["metrics"]["rollout/logprob_gap_mean"] for row in rows) < 0.05
 
 
@@ -135,8 +133,7 @@ def test_deterministic_samples_do_not_depend_on_the_number_of_engines(tmp_path: 
     sampled = []
     for number in (1, 2):
         settings = config({"name": "grpo"}, 1, colocate=True, learner_ranks=number, samplers=number)
-        rollout = settings.rollout.model_copy(update={"deterministic": True})
-        train(settings.model_copy(update={"rollout": rollout}), tmp_path / str(number))
+        train(settings.updated(rollout={"deterministic": True}), tmp_path / str(number))
         samples = read_samples(tmp_path / str(number))
         sampled.append(sorted((row["prompt_id"], row["sample"], row["response"]) for row in samples))
     assert sampled[0]
@@ -148,7 +145,6 @@ def test_deterministic_samples_do_not_depend_on_the_number_of_engines(tmp_path: 
 def test_separate_gpus_sync_by_nccl(deterministic: bool, tmp_path: Path) -> None:
     """A deterministic engine pins NCCL settings for its own groups; the learner's must not have them."""
     settings = config({"name": "gxpo", "k": 5}, 3, colocate=False)
-    rollout = settings.rollout.model_copy(update={"deterministic": deterministic})
-    rows = train(settings.model_copy(update={"rollout": rollout}), tmp_path / "run")
+    rows = train(settings.updated(rollout={"deterministic": deterministic}), tmp_path / "run")
     assert len(rows) == 3
     assert "weights are sent by nccl" in (tmp_path / "run" / "events.jsonl").read_text()

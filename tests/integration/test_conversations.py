@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import conversation_actor
 import numpy as np
 import pytest
 import ray
 import torch
-from conversation_actor import ConversationActor
 from support.rollouts import token_logprobs
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.word_problems import generate
-from gxpo_trainer.environments.contract import Call, Problem
+from gxpo_trainer.environments.contract import Call, ChatRequest, Problem, Reply, Turn
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.sampler import SamplerSettings, remote_sampler
-from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.sampler import SamplerActor, SamplerSettings, remote_sampler
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart, Intake, SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group, Sample
 from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket
 from gxpo_trainer.weights.transports import SharedMemoryPublisher
@@ -33,6 +34,74 @@ from gxpo_trainer.weights.transports import SharedMemoryPublisher
 pytestmark = pytest.mark.engine
 
 PROBLEMS = generate("train", 64, seed=5, difficulty=("easy",))
+
+
+class ScriptedAgents:
+    """Agents that ask by `Problem.extra["asks"]`, one after the other: `say` is the user's message, after those before
+    it unless `alone`; further entries are fields of ChatRequest. They answer from the history alone, as a replayed
+    episode would."""
+
+    def __init__(self) -> None:
+        self.calls: deque[Call] = deque()
+        self._threads = ThreadPoolExecutor(32)
+
+    def advance(self, call: Call) -> Future[Reply]:
+        self.calls.append(call)
+        return self._threads.submit(self._answer, call)
+
+    def end(self, episode: str) -> None: ...
+
+    def _answer(self, call: Call) -> Reply:
+        messages: tuple[dict[str, Any], ...] = ()
+        for place, ask in enumerate(call.problem.extra["asks"]):
+            fields = dict(ask)
+            alone = fields.pop("alone", False)
+            messages = (*(() if alone else messages), {"role": "user", "content": fields.pop("say")})
+            if place == len(call.actions):
+                return Reply(ChatRequest(messages, **fields))
+            given = json.loads(call.actions[place])
+            messages += (given["message"],) if "message" in given else ()
+        return Reply(Turn(done=True))
+
+
+class ConversationActor(SamplerActor):
+    """A sampler with scripted agents; every call of `play` has new ones."""
+
+    def play(
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingSettings,
+        version: int,
+        update: Any,
+        update_at: tuple[int, int],
+    ) -> tuple[list[Group], list[Call], int]:
+        """Groups as they finish, calls, and how many updates were received.
+
+        update: the bucket of a version that is received between two engine steps, once a response has been answered
+        `update_at[0]` times and has sampled `update_at[1]` tokens since.
+        """
+        self.environments = environments = ScriptedAgents()
+        groups: list[Group] = []
+        driver, step = self._driver, self._driver.step
+        due = [] if update is None else [update]
+
+        def watched_step() -> Any:
+            finished = step()
+            answered, since = update_at
+            for response in [*driver.running.values()]:
+                new = len(response.token_ids) - (response.observed[-1][1] if response.observed else 0)
+                if due and len(response.observed) == answered and new >= since:
+                    self.receive(due.pop())
+            return finished
+
+        driver.step = watched_step  # type: ignore[method-assign]
+        try:
+            intake = Intake(list(enumerate(requests)), closed=True)
+            for item in self.sample(intake, sampling, version):
+                groups += [group for _, group in item.groups]
+        finally:
+            del driver.step
+        return groups, list(environments.calls), int(update is not None and not due)
 
 
 @dataclass
@@ -114,13 +183,13 @@ def spans(sample: Sample) -> list[tuple[bool, list[int]]]:
 
 @pytest.fixture(scope="module")
 def bench(ray_on_loopback: None) -> Iterator[Bench]:
-    ray.cloudpickle.register_pickle_by_value(conversation_actor)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     torch.set_num_threads(1)
     made = Bench()
     yield made
     ray.kill(made.actor)
     made.publisher.close()
-    ray.cloudpickle.unregister_pickle_by_value(conversation_actor)
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 ASKS = [

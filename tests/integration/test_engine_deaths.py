@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +76,6 @@ class Fleet:
     def kill(self, *indices: int) -> None:
         for index in indices:
             os.kill(self.pool.engines.all[index].process.pid, signal.SIGKILL)
-
-    def on_actors(self, action: Callable[[Any], None]) -> None:
-        ray.get(
-            [a.__ray_call__.remote(action) for a in (*self.learners.ranks, *(e.actor for e in self.pool.engines.all))]
-        )
 
 
 @pytest.fixture
@@ -195,7 +190,8 @@ def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(fleet: Fleet, monk
         assert killed
 
     for moment in ("open_broadcast", "send"):
-        fleet.on_actors(shorten_timeout)
+        actors = (*fleet.learners.ranks, *(engine.actor for engine in fleet.pool.engines.all))
+        ray.get([actor.__ray_call__.remote(shorten_timeout) for actor in actors])
         lose_a_member(moment)
         assert [engine.version for engine in fleet.pool.engines.all] == [fleet.version, None]
         # The restarted engine joins in a group of its own, then both are in one again.

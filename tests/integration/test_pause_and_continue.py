@@ -15,7 +15,6 @@ import ray
 from support.ingest_server import KINDS, IngestServer, serving
 from support.rollouts import assert_equal_to_the_bit, history
 
-from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
@@ -87,10 +86,9 @@ def test_a_run_goes_on_at_another_zero_stage_on_another_number_of_ranks(tmp_path
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "checkpoints" / "step-00000004")
-    body = deterministic(small_run, 3).model_dump()
-    body["learner"] |= {"zero_stage": 3}
-    body["placement"] |= {"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25}
-    train_run(RunConfig.model_validate(body), out, resume=True)
+    placement = {"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25}
+    config = deterministic(small_run, 3).updated(learner={"zero_stage": 3}, placement=placement)
+    train_run(config, out, resume=True)
     (event,) = [event for event in read_events(out) if event["kind"] == "resharded"]
     assert event["message"].endswith("of 1 rank at ZeRO stage 0 loaded on 2 ranks at ZeRO stage 3")
     result, expected = (history(folder)[2] for folder in (out, whole))

@@ -312,7 +312,7 @@ class Page:
 
     def _drawing(self, key: str) -> WebElement:
         chart = self.one(f'[class*="{key}"] [data-testid=stVegaLiteChart] canvas, [class*="{key}"] .marks')
-        self._to_the_middle(chart)
+        self.script("arguments[0].scrollIntoView({block: 'center'})", chart)
         return chart
 
     def wheel(self, key: str) -> None:
@@ -350,9 +350,6 @@ class Page:
             By.XPATH, f"//h5[contains(., {title!r})]/ancestor::*[@data-testid='stVerticalBlock'][1]"
         )
         return cards[0].text if cards else ""
-
-    def _to_the_middle(self, element: WebElement) -> None:
-        self.script("arguments[0].scrollIntoView({block: 'center'})", element)
 
     def keys(self) -> ActionChains:
         return ActionChains(self.driver)

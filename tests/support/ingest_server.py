@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gxpo_services.api.fields import read_json
 from support.recording_server import RecordingServer, Request
 
 KINDS = ("metrics", "samples", "evaluations", "events")
@@ -95,7 +96,7 @@ class IngestServer:
             return 410, {"type": "/api/v1/problems#gone", "title": "Gone"}
         if len(body) > self.most_bytes:
             return 413, {"title": "Content Too Large"}
-        call = json.loads(body, parse_constant=_refuse)
+        call = read_json(body)
         self.calls.append({"path": path, **call})
         status, content = self._apply(call)
         return None if fault == "lost" else (status, content)
@@ -125,7 +126,3 @@ def serving() -> Iterator[IngestServer]:
     made = IngestServer().start()
     yield made
     made.stop()
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")

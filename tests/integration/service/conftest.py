@@ -93,8 +93,7 @@ def token_for(database: Database) -> Callable[[RoleWord], str]:
 
 @pytest.fixture(params=["nobody", "viewer", "submitter", "admin"])
 def role(request: pytest.FixtureRequest) -> str:
-    role: str = request.param
-    return role
+    return str(request.param)
 
 
 @pytest.fixture

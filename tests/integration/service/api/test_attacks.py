@@ -116,13 +116,8 @@ def test_deep_json_is_refused_everywhere(app: FastAPI, caller: TestClient, role:
     ("content", "told"),
     [
         ('{"config": {"budget": {"hours": 1e999}}}', "1e999 is not a JSON number"),
-        ('{"config": {"budget": {"hours": NaN}}}', "NaN is not a JSON number"),
-        ('{"preset": "demo", "priority": false}', "valid integer"),
         ('{"preset": "demo", "priority": "0"}', "valid integer"),
         ('{"config": {"seed": true}}', "must be a whole number"),
-        ('{"config": {"budget": {"hours": "1"}}}', "must be a number"),
-        ('{"config": {"placement": {"samplers": 20000000}}}', "must be at most 10000"),
-        ('{"config": {"placement": {"samplers": 1000000000}}}', "must be at most 10000"),
     ],
 )
 def test_numbers_are_read_strictly(client: TestClient, content: str, told: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -233,9 +234,7 @@ def test_the_first_token_of_a_service_is_made_in_its_database_once_it_is_migrate
     monkeypatch.setenv("GXPO_DATABASE_URL", database_url)
     made = gxpo.json("token", "create", "first", "--role", "admin", "--database")
     with database.reading() as session:
-        row = session.get(AccessToken, made["id"])
-        assert row is not None
-        assert row.sha256 == hash_token(made["token"])
+        assert session.get_one(AccessToken, made["id"]).sha256 == hash_token(made["token"])
     message = gxpo.error(2, "token", "create", "ada", "--days", 99999, "--database")
     assert message == "gxpo: invalid values:\n  days: Input should be less than or equal to 36500\n"
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
@@ -261,3 +260,25 @@ def test_the_local_token_is_used_on_loopback_and_nowhere_else(
     assert gxpo("token", "list") == 0
     with connect("http://192.0.2.1:8000") as client:
         assert "Authorization" not in client._headers()
+
+
+def test_a_database_or_its_password_file_that_cannot_be_used_is_one_message_and_no_traceback(
+    gxpo: Gxpo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the commands that work on the database itself."""
+    commands = [("migrate",), ("migrate", "--check"), ("scheduler",), ("token", "create", "ada", "--database")]
+    monkeypatch.setenv("GXPO_HOME", str(tmp_path / "home"))
+    with socket.socket() as taken:  # a port that is taken and does not listen
+        taken.bind(("127.0.0.1", 0))
+        url = f"postgresql+psycopg://gxpo:s3cret@127.0.0.1:{taken.getsockname()[1]}/gxpo"
+        monkeypatch.setenv("GXPO_DATABASE_URL", url)
+        for command in commands:
+            message = gxpo.error(2, *command)
+            assert message.startswith("gxpo: cannot use the database (connection failed: "), command
+            assert message.endswith("; check GXPO_DATABASE_URL and its server\n"), command
+            assert "s3cret" not in message, command
+    for file, reason in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
+        monkeypatch.setenv("GXPO_DATABASE_PASSWORD_FILE", str(file))
+        expected = f"cannot read the database password from {file} ({reason}); check GXPO_DATABASE_PASSWORD_FILE"
+        for command in commands:
+            assert gxpo.error(2, *command) == f"gxpo: {expected}\n", command

@@ -41,9 +41,7 @@ def run(database: Database) -> str:
 
 
 def export(client: TestClient, run: str, form: str, *parts: str) -> httpx.Response:
-    answer = client.get("/api/v1/export", params={"runs": run, "format": form, "parts": parts})
-    assert answer.status_code == 200, answer.text
-    return answer
+    return client.get("/api/v1/export", params={"runs": run, "format": form, "parts": parts}).raise_for_status()
 
 
 def read(form: str, data: bytes) -> list[dict[str, Any]]:

@@ -107,9 +107,7 @@ def test_migrate_keeps_rows_which_the_api_reads(old_url: str, tmp_path: Path, mo
     with TestClient(app, headers={"Authorization": f"Bearer {SECRET}"}) as client:
 
         def get(path: str) -> Any:
-            answer = client.get(f"/api/v1{path}")
-            assert answer.status_code == 200, (path, answer.text)
-            return answer.json()
+            return client.get(f"/api/v1{path}").raise_for_status().json()
 
         listed = get("/runs?sort=created_at&order=asc")["items"]
         assert [(run["name"], run["rule_label"]) for run in listed] == [("Größe π", "GXPO K=5"), ("grpo", "GRPO")]

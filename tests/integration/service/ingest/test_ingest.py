@@ -40,11 +40,6 @@ def last_values(database: Database, run_id: str) -> dict[str, tuple[Any, ...]]:
         return {row[0]: tuple(row[1:]) for row in session.execute(query)}
 
 
-def counters(database: Database, run_id: str) -> tuple[Any, ...]:
-    run = runs.get(database, run_id)
-    return tuple(getattr(run, name) for name in COUNTERS)
-
-
 def totals(step: int, attempt: int = 1, **more: float) -> dict[str, Any]:
     """A row as a trainer writes it: 3 passes, 100 tokens and half a second a step."""
     costs = {
@@ -118,8 +113,9 @@ def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, data
         "offsets": {"metrics": 3, "samples": 2, "evaluations": 1, "events": 1},
         "request": None,
     }
-    assert counters(database, run_id) == (1, 2, 6.0, 200.0, 1.0, 0.2, 0.2, 0)
-    assert runs.get(database, run_id).identity == {"config": {"seed": 0}, "attempts": [{"attempt": 1}]}
+    run = runs.get(database, run_id)
+    assert tuple(getattr(run, name) for name in COUNTERS) == (1, 2, 6.0, 200.0, 1.0, 0.2, 0.2, 0)
+    assert run.identity == {"config": {"seed": 0}, "attempts": [{"attempt": 1}]}
     assert last_values(database, run_id)["loss"] == (None, 2, None, None)
     assert ("checkpoint", "step 2 saved") in runs.messages(database, run_id)
     gap = post(anonymous, launched, body(2, offsets={"metrics": 3, "events": 5}, metrics=[totals(3)], events=[None]))

@@ -26,15 +26,11 @@ from gxpo_trainer.runtime.locks import process_start
 LONG_S = 60
 
 
+IDLE = "import time; time.sleep(600)"
+
+
 def python(program: str, *words: object) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(program), *map(str, words)]
-
-
-TOUCH = """
-    import pathlib, sys, time
-    pathlib.Path(sys.argv[1]).write_text(str(__import__("os").getpid()))
-    time.sleep(600)
-"""
 
 
 @pytest.fixture
@@ -55,16 +51,28 @@ def pid_in(file: Path) -> int:
     return int(file.read_text() or 0) if file.exists() else 0
 
 
-def test_a_dead_child_is_restarted_and_reported(supervisor: Supervisor, messages: list[str], tmp_path: Path) -> None:
+def test_a_failed_start_is_retried_and_a_dead_child_is_restarted_and_reported(
+    supervisor: Supervisor, messages: list[str], tmp_path: Path
+) -> None:
+    program = """
+        import os, pathlib, sys, time
+        failed, mark = map(pathlib.Path, sys.argv[1:])
+        if not failed.exists():
+            failed.touch()
+            sys.exit(1)
+        mark.write_text(str(os.getpid()))
+        time.sleep(600)
+    """
     mark = tmp_path / "mark"
-    supervisor.start(Child("api", python(TOUCH, mark), lambda: pid_in(mark) > 0))
+    supervisor.start(Child("api", python(program, tmp_path / "failed", mark), lambda: pid_in(mark) > 0, tries=2))
     first = pid_in(mark)
     os.kill(first, signal.SIGKILL)
     until(lambda: pid_in(mark) not in (0, first), "the restart", supervisor.check)
     assert is_alive(pid_in(mark))
     assert not is_alive(first)
-    assert messages[0].startswith("api: ready after")
-    assert messages[1:] == ["api: ended with signal 9; restarting in 0.01 s"]
+    assert messages[0] == "api: ended with code 1 during start-up; retrying"
+    assert messages[1].startswith("api: ready after")
+    assert messages[2:] == ["api: ended with signal 9; restarting in 0.01 s"]
     recorded = json.loads((tmp_path / "up.json").read_text())
     (process,) = recorded["processes"]
     assert (process["pid"], process["start"]) == (pid_in(mark), process_start(pid_in(mark)))
@@ -150,27 +158,12 @@ def test_a_start_is_tried_so_often_then_an_error_with_the_end_of_the_log(
     assert messages == ["api: ended with code 1 during start-up; retrying"]
 
 
-def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, messages: list[str]) -> None:
-    program = """
-        import pathlib, sys, time
-        first, mark = map(pathlib.Path, sys.argv[1:])
-        if not first.exists():
-            first.touch()
-            sys.exit(1)
-        mark.write_text("1")
-        time.sleep(600)
-    """
-    mark = tmp_path / "mark"
-    supervisor.start(Child("ray", python(program, tmp_path / "first", mark), mark.exists, tries=2))
-    assert messages[0] == "ray: ended with code 1 during start-up; retrying"
-
-
 def test_a_shutdown_request_ends_the_wait(tmp_path: Path) -> None:
     shutdown = threading.Event()
     shutdown.set()
     supervisor = Supervisor(tmp_path / "up.json", tmp_path / "logs", print, shutdown)
     with pytest.raises(Stopped):
-        supervisor.start(Child("api", python("import time; time.sleep(600)"), lambda: False))
+        supervisor.start(Child("api", python(IDLE), lambda: False))
     (process,) = json.loads((tmp_path / "up.json").read_text())["processes"]
     supervisor.stop()
     assert not is_alive(process["pid"])
@@ -232,7 +225,7 @@ def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Pat
         time.sleep(600)
     """
     mark = tmp_path / "mark"
-    left_behind, other = subprocess.Popen(python(program, mark)), subprocess.Popen(python(TOUCH, tmp_path / "other"))
+    left_behind, other = (subprocess.Popen(python(words, mark)) for words in (program, IDLE))
     try:
         until(lambda: pid_in(mark), "the inner process")
         records = [

@@ -33,9 +33,7 @@ def grown(database: Database, steps: range, *, attempt: int = 1, launched: str |
 
 
 def get(client: TestClient, run_id: str, **query: Any) -> dict[str, Any]:
-    answer = client.get(f"/api/v1/runs/{run_id}/metrics", params=query)
-    assert answer.status_code == 200, answer.text
-    content: dict[str, Any] = answer.json()
+    content: dict[str, Any] = client.get(f"/api/v1/runs/{run_id}/metrics", params=query).raise_for_status().json()
     return content
 
 

@@ -270,9 +270,7 @@ def test_an_interrupted_download_of_a_policy_continues(client: TestClient, run_i
     for begin in (0, 1, 300_000, size - 1):
         assert part(f"bytes={begin}-") == (206, f"bytes {begin}-{size - 1}/{size}", whole.content[begin:])
     assert part("bytes=100-299999", **{"If-Range": tag})[2] == whole.content[100:300_000]
-    assert part("bytes=-5")[2] == whole.content[-5:]
     assert part("bytes=5-", **{"If-Range": '"another"'}) == (200, None, whole.content)
-    assert part("bytes=0-1,4-5")[0] == 200
     assert part(f"bytes={size}-")[0] == 416
     (folder / "checkpoints" / "step-00000010" / "policy" / "config.json").write_text("{} ")
     assert client.get(address).headers["etag"] != tag

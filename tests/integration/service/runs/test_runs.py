@@ -34,9 +34,7 @@ LeadTo = Callable[[str, str], None]
 @pytest.fixture
 def submit(client: TestClient) -> Submit:
     def make(**body: Any) -> dict[str, Any]:
-        answer = client.post(f"{API}/runs", json={**BODY, **body})
-        assert answer.status_code == 201, answer.text
-        run: dict[str, Any] = answer.json()
+        run: dict[str, Any] = client.post(f"{API}/runs", json={**BODY, **body}).raise_for_status().json()
         return run
 
     return make
