@@ -298,4 +298,5 @@ def _server_sent(pieces: Iterator[bytes]) -> Iterator[tuple[str, Json] | None]:
 
 def parameters(query: Mapping[str, Any]) -> httpx.QueryParams:
     """Query parameters without None and empty text; lists are repeated."""
-    return httpx.QueryParams({name: value for name, value in query.items() if value not in (None, "")})
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in query.items()}
+    return httpx.QueryParams({name: [v for v in values if v is not None and v != ""] for name, values in lists.items()})

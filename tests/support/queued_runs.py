@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sqlalchemy import Engine, MetaData, func, inspect, select
+from sqlalchemy import Engine, func, inspect, select
 
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database, note_change
@@ -75,7 +75,7 @@ def request(database: Database, run_id: str, action: Action, *, at: float) -> No
     assert new is not None
     move(database, run_id, new)
     if new in (RunState.PAUSING, RunState.CANCELLING):
-        change(database, run_id, requested_at=at)
+        change(database, run_id, request_at=at)
 
 
 def report(database: Database, run_id: str, *, at: float) -> None:
@@ -101,12 +101,12 @@ def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]
     return [pair for records in stored.values() for pair in records.tolist()]
 
 
-def all_rows(engine: Engine, tables: MetaData = metadata) -> dict[str, list[dict[str, Any]]]:
+def all_rows(engine: Engine) -> dict[str, list[dict[str, Any]]]:
     """Everything that a database holds, by table, in an order in which it can be written again."""
     with engine.connect() as connection:
         return {
             table.name: [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key)).mappings()]
-            for table in tables.sorted_tables
+            for table in metadata.sorted_tables
         }
 
 

@@ -273,6 +273,8 @@ def settings_table(comparison: Response) -> pd.DataFrame:
 
 
 def text_table(table: Response) -> pd.DataFrame:
-    """A table of the response with capitalized header cells."""
-    header = [f"{word[:1].upper()}{word[1:]}" for word in table["header"]]
+    """A table of the response with capitalized header cells; repeated ones are numbered."""
+    cells = [f"{word[:1].upper()}{word[1:]}" for word in table["header"]]
+    ranks = [cells[: i + 1].count(cell) for i, cell in enumerate(cells)]
+    header = [cell if rank == 1 else f"{cell} ({rank})" for cell, rank in zip(cells, ranks, strict=True)]
     return pd.DataFrame(table["rows"], columns=header, dtype="str")

@@ -68,8 +68,9 @@ def enter() -> bool:
             return False
         try:
             st.session_state["me"] = client().send("GET", "/tokens/me")
-        except ServiceUnavailable:
+        except ServiceUnavailable as error:
             st.title("The service is not responding")
+            st.text(str(error))
             st.write("To start the service and this dashboard on one machine, run `gxpo up`.")
             _watch()
             return False
@@ -154,7 +155,7 @@ def live_series_of(
     """This session's series of runs (id → view), refreshed; complete ones of ended runs are not requested again.
 
     joined: with the same steps for all names, and totals. whole: also what is not visible. Otherwise the service
-    smooths them over all steps as the visitor chose. Raises ServiceUnavailable for a series without any data.
+    smooths them over all steps as the visitor chose. Raises ServiceUnavailable when none has any data.
     """
     # A series has up to twice as many points before it is thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
@@ -170,7 +171,7 @@ def live_series_of(
     try:
         refresh(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, **more))
     except ServiceUnavailable:
-        if any(live.revision is None for live in due.values()):
+        if all(live.revision is None for live in series.values()):
             raise
     return series
 

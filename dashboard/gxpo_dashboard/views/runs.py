@@ -196,9 +196,10 @@ def _table(
     if chosen:
         with preview:
             headline = st.container()
-            explorer.draw(previewed, PREVIEWED, "backward_passes", columns=1)
+            with suppress(ServiceError):  # the list and its actions do without
+                explorer.draw(previewed, PREVIEWED, "backward_passes", columns=1)
             if len(chosen) > 1 and all(run["score"] is not None for run in chosen):
-                with suppress(ServiceError):  # the list and its actions do without
+                with suppress(ServiceError):
                     comparison = visitor.client().get("/compare", runs=[run["id"] for run in chosen], gates=False)
                     headline.markdown(f"**{plain(comparison['evidence'].partition(chr(10))[0])}**")
                     settings = settings_table(comparison)

@@ -180,8 +180,7 @@ class Run(Base):
     heartbeat_at: Mapped[float | None]
     phase: Mapped[str | None] = mapped_column(String(200))
     """What the trainer said last that it is doing; None unless a launch executes."""
-    requested_at: Mapped[float | None]
-    """Time of the pause or cancel request that it is under."""
+    request_at: Mapped[float | None] = mapped_column("wish_at")
     recoveries: Mapped[int] = mapped_column(default=0)
 
     last_batch: Mapped[int] = mapped_column(default=0)

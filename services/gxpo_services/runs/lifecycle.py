@@ -56,7 +56,7 @@ def move(
     if new is RunState.RUNNING and run.started_at is None:
         values["started_at"] = now
     if new in (RunState.PAUSING, RunState.CANCELLING):
-        values["requested_at"] = now
+        values["request_at"] = now
     if new in TERMINAL or new in (RunState.PAUSED, RunState.QUEUED):
         values |= {"lease_owner": None, "lease_expires_at": None, "run_token_sha256": None, "phase": None}
     if new in TERMINAL:

@@ -76,7 +76,7 @@ class RunSupervisor:
     def due(self, held: Mapping[str, Hold], jobs: Mapping[str, JobStatus]) -> list[str]:
         """The runs of `held` for which something may be to do, by one query. jobs: the latest statuses by id."""
         # Whole rows of a thousand runs take seconds.
-        columns = (Run.id, Run.lease_token, Run.job_id, Run.state, Run.launched_at, Run.heartbeat_at, Run.requested_at)
+        columns = (Run.id, Run.lease_token, Run.job_id, Run.state, Run.launched_at, Run.heartbeat_at, Run.request_at)
         query = select(*columns).where(Run.lease_owner == self.owner, leases.IS_EXECUTING)
         with self.database.reading() as session:
             rows = {row.id: row for row in session.execute(query)}
@@ -124,9 +124,8 @@ class RunSupervisor:
         silence_s = age_s(run.heartbeat_at, run.launched_at, self._api_away_at)
         if silence_s > API_PROBE_FRACTION * self.settings.heartbeat_s and not self.api_answers():
             self._api_away_at, silence_s = now, 0.0  # outages of the API do not count
-        since = {"launch_age_s": run.launched_at, "request_age_s": run.requested_at}
-        ages = {name: age_s(at) for name, at in since.items()}
-        return decisions.next_action(RunState(run.state), job, self.settings, silence_s=silence_s, **ages)
+        ages = {"launch_age_s": age_s(run.launched_at), "silence_s": silence_s, "request_age_s": age_s(run.request_at)}
+        return decisions.next_action(RunState(run.state), job, self.settings, **ages)
 
     @contextmanager
     def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run]]:

@@ -298,7 +298,7 @@ class Feed:
     def advance(self) -> bool:
         """Send the next row with the samples of its step. Returns False when there is none."""
         text, end = next(lines_from(self._out_dir / METRICS, self._sent["metrics"]), (b"", 0))
-        if not text:
+        if not end:
             return False
         line = json.loads(text)
         step, attempt = int(line["step"]), int(line["attempt"])

@@ -128,7 +128,7 @@ def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(cluster: Clust
 
 
 def test_the_process_ends_cleanly_when_it_is_told_to(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
-    run_id = cluster.add_run(state=S.CANCELLING, launch=1, job_id="gone-1", requested_at=0.0)
+    run_id = cluster.add_run(state=S.CANCELLING, launch=1, job_id="gone-1", request_at=0.0)
     environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_DATABASE_URL": database_url}
     process = subprocess.Popen([sys.executable, *SCHEDULER], env=environment)
     try:
