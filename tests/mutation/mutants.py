@@ -31,7 +31,7 @@ TARGETS = (
     "services/gxpo_services/outputs/metric_series.py",
     "services/gxpo_services/scheduling/decisions.py",
 )
-IMPURE = tuple(f"grading/{name}.py" for name in ("http_rewards", "pool", "sandbox", "worker"))
+IMPURE = tuple(f"grading/{name}.py" for name in ("http_rewards", "pool", "sandbox"))
 DATABASE = {"Session", "ReadSession", "Database"}
 """Types of parameters whose functions are not pure."""
 # Replacements within a set of operators.

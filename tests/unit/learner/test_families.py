@@ -42,6 +42,10 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
             micros = pack(batch, token_budget=70, layout=layout, aggregation="token_mean", pad_id=0)
             actual = by_sequence([(micro.sequence_index, policy(micro, 1.0, False).logprobs) for micro in micros])
             assert relative_difference(actual, expected) < 1e-12, layout
+        if not shares:  # a teacher gets the rows of the policy
+            (micro, *_) = pack(batch, token_budget=70, layout="shared", aggregation="token_mean", pad_id=0)
+            with pytest.raises(ValueError, match="needs full attention"):
+                policy(micro, 1.0, False)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAINED])

@@ -151,12 +151,14 @@ class Benchmark:
     left_out: tuple[Prompt, ...] = ()
 
 
-def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *, most: int | None = None) -> Benchmark:
+def load_benchmark(
+    name: str, data: DataConfig, evaluation: EvaluationConfig, *, check_golds: bool = True, most: int | None = None
+) -> Benchmark:
     """Load the first `evaluation.num_problems` problems of a benchmark.
 
     name: a named benchmark, an embedded task (its held-out set), or a data file with the fields of `evaluation`, or
-    else of `data`. most: rows to read of its files, without hashes and a check of the gold answers; None: all. Raises
-    ConfigError for an unknown name, DataError for missing or invalid data.
+    else of `data`. most: rows to read of its files, without hashes; None: all. check_golds: refuse those that the
+    verifier cannot parse. Raises ConfigError for an unknown name, DataError for missing or invalid data.
     """
     spec = BY_ANY_NAME.get(name)
     own = evaluation.template != "auto" or name in EMBEDDED_TASKS
@@ -177,7 +179,7 @@ def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *,
             )
         fields = {"prompt_field": prompt_field, "answer_field": answer_field, "system_prompt": None}
         try:
-            loaded = load_prompts(alone.model_copy(update=fields), 0, most=most)
+            loaded = load_prompts(alone.model_copy(update=fields), 0, check_golds=check_golds, most=most)
         except DataError as error:
             text = re.sub(r"set data\.(prompt|answer)_field", r"set evaluation.\1_field", str(error))
             raise DataError(text) from None
@@ -185,7 +187,7 @@ def load_benchmark(name: str, data: DataConfig, evaluation: EvaluationConfig, *,
     elif spec is not None:
         paths = locate(spec, evaluation.data_root)
         files = {path.name: sha256_of_file(path) for path in paths} if most is None else {}
-        prompts = read_prompts(read_records(paths, most), lambda record: read_row(spec, record), most is None)
+        prompts = read_prompts(read_records(paths, most), lambda record: read_row(spec, record), check_golds)
         if not prompts:
             raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
         label = spec.name

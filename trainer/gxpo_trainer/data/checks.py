@@ -95,8 +95,10 @@ class _Files:
         def known(part: DataConfig) -> bool:  # embedded tasks are generated for every model alike
             return not (self.most if part.source in EMBEDDED_TASKS else on_hub(part.source))
 
-        seed = self.config.seed
-        return load_prompts(data, seed, completions=completions, most=self.most, known=known).prompts or None
+        rows = load_prompts(
+            data, self.config.seed, completions=completions, check_golds=False, most=self.most, known=known
+        )
+        return rows.prompts or None
 
 
 def _model(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files) -> list[str]:
@@ -149,7 +151,7 @@ def _benchmark(name: str, files: _Files) -> list[str]:
     if name in BY_ANY_NAME and evaluation.data_root is None:
         return [f"evaluation.benchmarks: a run downloads {name} from the hub, unless its cache has it"]
     if name not in EMBEDDED_TASKS:
-        load_benchmark(name, files.config.data, evaluation, most=files.most)
+        load_benchmark(name, files.config.data, evaluation, check_golds=False, most=files.most)
     return []
 
 

@@ -65,11 +65,12 @@ def load_prompts(
     seed: int,
     *,
     completions: bool = False,
+    check_golds: bool = True,
     most: int | None = None,
     known: Callable[[DataConfig], bool] = lambda part: True,
 ) -> PromptSet:
     """Load the training problems of `data`, filtered by level. known: of `data.parts`, which to load. most: rows of a
-    file to read, without hashes and a check of the gold answers.
+    file to read, without hashes. check_golds: refuse those that the verifier cannot parse.
 
     completions: with the response of each to learn, and without a gold answer where a row has none.
 
@@ -83,7 +84,7 @@ def load_prompts(
             if part.source in EMBEDDED_TASKS and not Path(part.source).exists():
                 loaded = _embedded(part, seed, completions)
             else:
-                loaded = _from_files(part, most, completions)
+                loaded = _from_files(part, check_golds, most, completions)
         except DataError as error:
             if not data.sources:
                 raise
@@ -129,13 +130,13 @@ def with_system_prompt(prompts: tuple[Prompt, ...], system_prompt: str | None) -
     return tuple(prompt if own else replace(prompt, history=(first, *prompt.history)) for prompt, own in pairs)
 
 
-def _from_files(data: DataConfig, most: int | None, completions: bool) -> PromptSet:
+def _from_files(data: DataConfig, check_golds: bool, most: int | None, completions: bool) -> PromptSet:
     files = find_files(data.source, data.split, data.subset)
     records = read_records(files, most if data.levels is None else None)
     if not records:
         raise DataError(f"{files[0]}: contains no problems; set data.source to a file that does")
     kept = [r for r in records if data.levels is None or read_level(r.fields.get("level")) in data.levels]
-    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), most is None)
+    prompts = read_prompts(kept, lambda record: _prompt(record, data, completions), check_golds)
     if not prompts:
         raise DataError(f"data.levels = {list(data.levels or ())} excludes all {len(records)} problems; add levels")
     left_out = {"data.levels": len(records) - len(kept)} if len(kept) < len(records) else {}

@@ -150,7 +150,10 @@ class PolicyModule(nn.Module):
         mask = micro.attention_mask
         if mask is None:
             return None
-        if attention_of(self.model.config) == "sdpa":
+        attention = attention_of(self.model.config)
+        if not can_share_prompts(attention, layer_types(self.model.config)):  # a teacher's layers may differ
+            raise ValueError('learner.packing = "shared" needs full attention with sdpa or eager; use padded or packed')
+        if attention == "sdpa":
             return mask
         # The eager kernel adds its mask to the scores.
         dtype = self.head.weight.dtype
