@@ -101,6 +101,9 @@ class Stack:
         """The Ray head to start; None when the settings name an external one."""
         return RayHead(self.home) if "ray_address" not in self.settings.model_fields_set else None
 
+    def scheduler(self, env: dict[str, str]) -> Child:
+        return Child("scheduler", [*_GXPO, "scheduler"], lambda: is_alive(self.home), env)
+
     def _start(self) -> None:
         stop_orphans(self.home / STATE_FILE, self._say)
         self._port = self._next_free("api", self._port)
@@ -126,7 +129,7 @@ class Stack:
             "api", [*_GXPO, "serve"], partial(is_up, f"{self.url}/health/ready", _PROBE_S), env, port=self._port
         )
         supervisor.start(api, *([ray.child(self.settings.stop_wait_s)] if ray else []))
-        supervisor.start(Child("scheduler", [*_GXPO, "scheduler"], lambda: is_alive(self.home), env))
+        supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
             replace_file(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))
             supervisor.start(self._dashboard({**env, "GXPO_LINK_SECRET_FILE": str(self.home / LINK_SECRET_FILE)}))
