@@ -37,6 +37,7 @@ def test_the_view_opens_while_the_service_does_not_answer(pages: Pages) -> None:
         labelled(page.button, "Runs").click().run()
         assert not page.exception
         assert [caption.value for caption in page.caption if "not responding" in caption.value]
+        assert [text.value for text in pages.open("runs").text if "Connection refused" in text.value]
     finally:
         pages.service.start()
 

@@ -66,7 +66,7 @@ def client_of(service: Service, token: str | None = "secret", **options: Any) ->
 
 def test_lists_are_repeated_and_empty_parameters_left_out(service: Service, client: Client) -> None:
     service.answers["/runs"] = (200, {"items": []})
-    client.get("/runs", state=["running", "failed"], text="", cursor=None, limit=50, tag=[], archived="any")
+    client.get("/runs", state=["running", "", None, "failed"], text="", cursor=None, limit=50, tag=[], archived="any")
     assert service.query() == [("state", "running"), ("state", "failed"), ("limit", "50"), ("archived", "any")]
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streamlit.testing.v1 import AppTest
 
+from gxpo_client.errors import ServiceUnavailable
+from gxpo_dashboard.session import visitor
 from gxpo_dashboard.view_models.series import BANDS, EVEN, LiveSeries, Points, number, refresh
 
 Json = dict[str, Any]
@@ -124,3 +128,31 @@ def test_several_runs_take_one_request_for_the_new_and_one_for_the_known_and_one
     refresh(series, fetch)
     assert requests[-1] == (["b"], None)
     assert series["b"].points["m"].y == [9.0]
+
+
+def _two_runs() -> None:  # run as a script without this module's imports
+    import streamlit as st
+
+    from gxpo_dashboard.session import visitor
+
+    runs = {run: {"state": "running"} for run in st.session_state["runs"]}
+    st.session_state["drawn"] = [bool(live.points) for live in visitor.live_series_of(runs, "step", ("m",)).values()]
+
+
+def test_in_an_outage_what_is_known_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, known = Service([(1, 0.5)]), {"a", "b"}
+
+    def metrics_of(ids: list[str], *_: Any, **__: Any) -> dict[str, Json]:
+        if not known.issuperset(ids):
+            raise ServiceUnavailable("no answer")
+        return {run: service.answer(None) for run in ids}
+
+    monkeypatch.setattr(service, "metrics_of", metrics_of, raising=False)
+    monkeypatch.setattr(visitor, "client", lambda: service)
+    page = AppTest.from_function(_two_runs)
+    for runs, drawn in (("ab", [True, True]), ("ac", [True, False])):
+        page.session_state["runs"] = runs
+        page.run(timeout=60)
+        assert page.session_state["drawn"] == drawn
+    page.session_state["runs"] = "cd"
+    assert "no answer" in page.run(timeout=60).exception[0].message

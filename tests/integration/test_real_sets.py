@@ -1,6 +1,7 @@
-"""The grader against other graders' test suites, and against every gold of every set.
+"""The real sets: the grader against other graders' suites and every gold, and the named benchmarks' counts, rules and
+problems in common with MATH's training set.
 
-Needs the shared data folder; figures and the reasons of all exceptions are in docs/grader.md.
+Needs the shared data folder; figures and the reasons of all exceptions are in docs/grader.md and docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from typing import Any
 
 import pytest
 
+from gxpo_trainer.config import DataConfig, EvaluationConfig
+from gxpo_trainer.data.benchmarks import BENCHMARKS, find_duplicates, load_benchmark
+from gxpo_trainer.data.prompts import load_prompts
 from gxpo_trainer.grading.pool import VerifierPool
 from gxpo_trainer.grading.verify import parse_gold
-from gxpo_trainer.types import Verdict
+from gxpo_trainer.types import Prompt, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "../shared/data"
+DATA = (ROOT / "../shared/data").resolve()
 SETS = ("math500", "amc23", "aime24", "minerva_math", "olympiadbench", "gsm8k_test", "math_train")
+NUM_PROBLEMS = {"math500": 500, "amc23": 40, "gsm8k": 1319, "minerva": 272, "olympiadbench": 675, "aime24": 30}
 DEADLINE_S = 30.0
 
 sys.path.insert(0, str(ROOT))
@@ -40,11 +45,15 @@ NO_GOOD_GOLD = {"olympiadbench-2045"}
 """Golds that are no answer as written (a stray letter before an interval)."""
 
 
-def rows(name: str) -> list[dict[str, Any]]:
+def path_of(name: str) -> Path:
     path = DATA / f"{name}.jsonl"
     if not path.is_file():
         pytest.skip(f"{name}.jsonl is not in the shared data folder ({DATA})")
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
+    return path
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path_of(name).read_bytes().splitlines()]
 
 
 def golds(name: str) -> list[tuple[str, str]]:
@@ -91,3 +100,32 @@ def test_every_gold_is_usable_and_correct_in_a_different_spelling_and_in_no_wron
     verdicts = verify_all(wrong)
     assert [pair for pair, verdict in zip(wrong, verdicts, strict=True) if verdict.status == "correct"] == []
     assert {verdict.status for verdict in verdicts} <= {"wrong", "unparsed"}
+
+
+@pytest.fixture(scope="module")
+def problems() -> dict[str, tuple[Prompt, ...]]:
+    settings = EvaluationConfig(data_root=str(path_of("math500").parent), num_problems=None)
+    return {name: load_benchmark(name, DataConfig(), settings).prompts for name in BENCHMARKS}
+
+
+def test_every_gold_is_usable_and_olympiad_rules_are_those_of_its_rows(problems: dict[str, tuple[Prompt, ...]]) -> None:
+    assert {name: len(prompts) for name, prompts in problems.items()} == NUM_PROBLEMS
+    options = [prompt.extra["verify"] for prompt in problems["olympiadbench"] if "verify" in prompt.extra]
+    assert sum(option.several for option in options) == 94
+    assert sum(option.unit is not None for option in options) == 8
+    assert [option.tolerance for option in options if option.tolerance] == [0.1]
+
+
+def test_three_training_problems_of_math_are_in_olympiadbench_and_none_elsewhere(
+    problems: dict[str, tuple[Prompt, ...]],
+) -> None:
+    train = load_prompts(DataConfig(source=str(path_of("math_train")), levels=(3, 4, 5)), 0).prompts
+    duplicates = {(train_id, problem_id) for train_id, _, problem_id in find_duplicates(train, problems)}
+    assert duplicates == {
+        ("train/intermediate_algebra/815.json", "olympiadbench-2895"),
+        ("train/intermediate_algebra/1087.json", "olympiadbench-2890"),
+        ("train/precalculus/1184.json", "olympiadbench-2644"),
+    }
+    # Equal golds: they are the same problems indeed.
+    golds = {prompt.id: prompt.gold for prompt in (*train, *problems["olympiadbench"])}
+    assert all(golds[train_id] == golds[problem_id] for train_id, problem_id in duplicates)
