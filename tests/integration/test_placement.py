@@ -36,11 +36,8 @@ SMALL = {"device": "cpu", "wait_s": 600, "learner_cpus": 1.0, "sampler_cpus": 0.
 @contextmanager
 def waiting_run(address: str) -> Iterator[subprocess.Popen[str]]:
     """A process of waiting_worker.py, which prints what it waits for."""
-    command = [
-        sys.executable,
-        str(HERE / "waiting_worker.py"),
-        json.dumps({"placement": SMALL | {"ray_address": address}}),
-    ]
+    placement = json.dumps({"placement": SMALL | {"ray_address": address}})
+    command = [sys.executable, str(HERE / "waiting_worker.py"), placement]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=os.environ | LOOPBACK | {"CUDA_VISIBLE_DEVICES": ""}, **pipes) as run:
         try:

@@ -29,16 +29,11 @@ DEADLINE_S = 30.0
 sys.path.insert(0, str(ROOT))
 from benchmarks.equal_forms import equal_forms, wrong_forms  # noqa: E402
 
-NO_OTHER_FORM = {
-    "minerva-139",
-    "train/algebra/1055.json",
-    "train/algebra/1087.json",
-    "train/number_theory/535.json",
-    "train/number_theory/1012.json",
-    "train/prealgebra/281.json",
-    "train/prealgebra/1691.json",
-    "train/precalculus/1049.json",
-}
+NO_OTHER_FORM = {"minerva-139"} | {
+    f"train/{name}.json"
+    for name in ("algebra/1055", "algebra/1087", "number_theory/535", "number_theory/1012", "prealgebra/281",
+                 "prealgebra/1691", "precalculus/1049")
+}  # fmt: skip
 """Golds that the generator of equal forms cannot rewrite."""
 
 NO_GOOD_GOLD = {"olympiadbench-2045"}

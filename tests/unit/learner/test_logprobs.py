@@ -1,4 +1,5 @@
-"""PolicyModule: log-probabilities and gradients of plain log_softmax, in bounded memory; and variable-length attention.
+"""PolicyModule: log-probabilities and gradients of plain log_softmax, in bounded memory; each family of models; and
+variable-length attention.
 
 The kernel of the latter runs on GPUs only (tests/gpu/test_learner.py); here it is computed sequence by sequence.
 """
@@ -7,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import peft
 import pytest
 import torch
+from support.tiny_families import FAMILIES, save_family
 from support.tiny_policy import (
     VOCABULARY,
     by_sequence,
@@ -31,7 +34,19 @@ from transformers import AttentionInterface, Qwen2ForCausalLM
 from gxpo_trainer.algo.batch import supervised_batch
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, supervised_loss
 from gxpo_trainer.algo.packing import Layout, pack
-from gxpo_trainer.learner.logprobs import PolicyModule, TokenScorer, sequence_boundaries, varlen_attention
+from gxpo_trainer.config import ModelConfig, RunConfig
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.learner.logprobs import (
+    PolicyModule,
+    TokenScorer,
+    can_share_prompts,
+    layer_types,
+    sequence_boundaries,
+    varlen_attention,
+)
+from gxpo_trainer.learner.models import config_json, load_policy
+from gxpo_trainer.planner import architectures
+from gxpo_trainer.planner.architectures import TRAINS, check_architecture
 
 CHUNKS = [1, 7 * VOCABULARY, 2**25]
 """One token at a time, seven, everything at once (kept for the backward pass)."""
@@ -285,3 +300,40 @@ def test_what_the_kernel_cannot_compute_is_refused(unsupported: dict[str, Any]) 
     arguments: dict[str, Any] = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3, **unsupported}
     with pytest.raises(ValueError, match=r'"varlen" does not support .* set model.attention = "sdpa"'):
         varlen_attention(None, tensor, tensor, tensor, None, **arguments)
+
+
+# Families of models, on tiny random ones.
+
+TRAINED = [family for family in FAMILIES if architectures.FAMILIES.get(family) == TRAINS]
+LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "shared")
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str, tmp_path: Path) -> None:
+    windowed = family in ("mistral", "gemma3_text")
+    settings = {"sliding_window": 4} if windowed else {}  # shorter than the sequences of the batch
+    config = ModelConfig(path=str(save_family(tmp_path / family, family, **settings)))
+    check_architecture(config_json(config), RunConfig(model=config))
+    model = load_policy(config, precision="fp32").double()
+    policy = PolicyModule(model)
+    # Prompts are shared by an explicit mask, which would replace a window.
+    shares = can_share_prompts("sdpa", layer_types(model.config))
+    assert shares is not windowed
+    with torch.no_grad():
+        batch = random_batch(seed=3)
+        expected = torch.cat([plain_logprobs(model, sequence)[0] for sequence in batch.sequences])
+        for layout in LAYOUTS if shares else LAYOUTS[:2]:
+            micros = pack(batch, token_budget=70, layout=layout, aggregation="token_mean", pad_id=0)
+            actual = by_sequence([(micro.sequence_index, policy(micro, 1.0, False).logprobs) for micro in micros])
+            assert relative_difference(actual, expected) < 1e-12, layout
+        if not shares:  # a teacher gets the rows of the policy
+            (micro, *_) = pack(batch, token_budget=70, layout="shared", aggregation="token_mean", pad_id=0)
+            with pytest.raises(ValueError, match="needs full attention"):
+                policy(micro, 1.0, False)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAINED])
+def test_a_family_that_does_not_train_is_refused_by_its_config_alone(family: str, tmp_path: Path) -> None:
+    config = RunConfig(model=ModelConfig(path=str(save_family(tmp_path / family, family))))
+    with pytest.raises(ConfigError, match=f"the architecture {family} .*; use a dense decoder-only model"):
+        check_architecture(config_json(config.model), config)

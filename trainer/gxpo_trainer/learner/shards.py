@@ -12,7 +12,7 @@ pads its partitions; `parameters()`, `gradients()` and the moments leave the pad
 | `ScatteredShards`: stage 3 | a slice of every parameter, flat, fp32 | its persistent fp32 buffer |
 
 All uses of DeepSpeed 0.19.8 that are not public calls are in this file: where ZeRO keeps parameters and gradients, and
-two patches of its start-up (tests/unit/learner/test_internals.py).
+two patches of its start-up (tests/unit/test_libraries.py).
 """
 
 from __future__ import annotations

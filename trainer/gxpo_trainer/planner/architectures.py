@@ -1,6 +1,6 @@
 """What a model folder must hold, and which architectures train, as far as its config.json tells. Free of torch.
 
-`FAMILIES` lists what was tried on tiny random models of each family (tests/unit/learner/test_families.py, and with
+`FAMILIES` lists what was tried on tiny random models of each family (tests/unit/learner/test_logprobs.py, and with
 engines tests/integration/test_training_loop.py).
 """
 
