@@ -16,9 +16,9 @@ import torch
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
 from support.rollouts import token_logprobs
-from support.tiny_families import LETTERS, SPECIAL, save_tokenizer
+from support.tiny_families import LETTERS, SPECIAL, save_family, save_tokenizer
 from support.tiny_policy import qwen2
-from transformers import Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES
@@ -332,14 +332,22 @@ def test_a_version_may_come_in_many_buckets(pair: Pair) -> None:
 
 
 @pytest.mark.long("an engine of its own; the parts of a worker: tests/unit/weights/test_layout.py")
-def test_each_worker_of_a_split_engine_verifies_its_own_part(tmp_path: Path) -> None:
-    """Tensors come in pieces of rows; then the second of two workers alone keeps its old weights."""
-    with started(tmp_path, save_policy(tmp_path, tied=True), placement={"tensor_parallel": 2}) as split:
+@pytest.mark.parametrize(("family", "workers"), [("qwen2", 2), ("phi3", 1), ("phi3", 2), ("qwen3_moe", 1)])
+def test_each_worker_verifies_its_own_part(tmp_path: Path, family: str, workers: int) -> None:
+    """Tensors come in pieces of rows; then the last worker alone keeps its old weights.
+
+    Phi-3's checkpoint is fused too; experts lie in another order in vLLM's kernel, and one by one in the folder.
+    """
+    folder = save_family(tmp_path, family)
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    with started(folder, model, placement={"tensor_parallel": workers}) as split:
+        assert ray.get(split.actor.verify_checkpoint.remote(str(folder))) >= len(list(model.parameters()))
         split.sync()
-        split.change(1e-3)
-        split.sync(capacity=50_000)
-        assert split.gaps().mean() <= 1e-6
-        with split.broken("stale sampler", rank=1):
+        for _ in range(2):
+            split.change(1e-3)
+            split.sync(capacity=50_000)
+            assert split.gaps().mean() <= 1e-6
+        with split.broken("stale sampler", rank=workers - 1):
             split.change(TINY)
             with pytest.raises(WeightSyncMismatch, match="the learner published checksum"):
                 split.sync(capacity=50_000)

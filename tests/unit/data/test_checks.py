@@ -68,7 +68,7 @@ def sources(second: dict[str, Any]) -> Settings:
 
 
 FAULTS: dict[str, Settings] = {
-    "the architecture t5 is an encoder-decoder; use a dense decoder-only": {"model": {"path": "t5"}},
+    "the architecture t5 is an encoder-decoder; use a decoder-only": {"model": {"path": "t5"}},
     "scales its logits (final_logit_softcapping = 30.0)": {"model": {"path": "capped"}},
     "has experts (num_experts = 4)": {"model": {"path": "experts"}},
     "is quantized": {"model": {"path": "quantized"}},

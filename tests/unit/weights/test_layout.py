@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from vllm._custom_ops import cpu_prepack_moe_weight
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.weights.buckets import TensorEntry
-from gxpo_trainer.weights.vllm_weights import VllmWeights
+from gxpo_trainer.weights.vllm_weights import VllmWeights, packed_order
 
 WORKERS, RANK = 2, 1
 HIDDEN, HEAD = 8, 4
@@ -31,10 +33,10 @@ def second_of_two_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def layers(kv_heads: int) -> torch.nn.Module:
-    """The layers of a small policy that vLLM splits."""
+def layers(kv_heads: int, fused: bool = False) -> torch.nn.Module:
+    """The layers of a small policy that vLLM splits. fused: the checkpoint fuses the same projections."""
     model = torch.nn.Module()
-    model.packed_modules_mapping = FUSED
+    model.packed_modules_mapping = {name: [name] for name in FUSED} if fused else FUSED
     model.embed_tokens = vocab_parallel_embedding.VocabParallelEmbedding(100, HIDDEN)
     model.qkv_proj = linear.QKVParallelLinear(HIDDEN, HEAD, 4, kv_heads, bias=True)
     model.o_proj = linear.RowParallelLinear(4 * HEAD, HIDDEN, bias=False)
@@ -79,17 +81,20 @@ def load_by_vllm(model: Any, tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("rows", [100, 5, 1], ids=lambda rows: f"{rows} rows a bucket")
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=lambda heads: f"{heads} KV heads")
-def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads: int, rows: int) -> None:
+@pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
+def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads: int, rows: int, fused: bool) -> None:
     tensors = checkpoint(kv_heads)
-    expected, loaded = layers(kv_heads), layers(kv_heads)
+    expected, loaded = layers(kv_heads), layers(kv_heads, fused)
     for parameter in loaded.parameters():
         parameter.data.fill_(torch.nan)
     load_by_vllm(expected, tensors)
+    for name, parts in FUSED.items() if fused else ():
+        for kind in ("weight", "bias") if name == "qkv_proj" else ("weight",):
+            tensors[f"{name}.{kind}"] = torch.cat([tensors.pop(f"{part}.{kind}") for part in parts])
     slots = VllmWeights(loaded, torch.float32).slots
     assert slots.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        slot = slots[name]
-        for first_row in range(0, len(tensor), rows):
+        for slot, first_row in product(slots[name], range(0, len(tensor), rows)):
             part, at = slot.part_of(tensor[first_row : first_row + rows], first_row)
             getattr(slot.module, slot.attribute).data[slot.start + at : slot.start + at + len(part)] = part
     for (name, left), (_, right) in zip(loaded.named_parameters(), expected.named_parameters(), strict=True):
@@ -98,12 +103,20 @@ def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads
         assert torch.equal(left[:used], right[:used]), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_order_of_packed_experts_is_the_kernels(dtype: torch.dtype) -> None:
+    experts = torch.randn(3, 64, 1056).to(dtype)  # more elements than 16 bits count
+    packed, order = cpu_prepack_moe_weight(experts, "vec"), packed_order(64, 1056, dtype, "vec")
+    assert torch.equal(packed.view(3, -1), experts.view(3, -1)[:, order])
+    assert not torch.equal(packed, experts)
+
+
 def test_tensors_without_a_place_are_refused_before_any_is_loaded() -> None:
     model = layers(4)
     before = model.norm.weight.clone()
     names = ("norm.weight", "qkv_proj.weight", "experts.down_proj", "experts.gate_up_proj", "experts.w1")
     published = [(TensorEntry(name, torch.float32, (HIDDEN,), 0, 0), torch.full((HIDDEN,), 2.0)) for name in names]
-    places = r"no place for experts\.down_proj, experts\.gate_up_proj, experts\.w1 and 1 more.*not supported"
+    places = r"no place for experts\.down_proj, experts\.gate_up_proj, experts\.w1 and 1 more.*choose an architecture"
     with pytest.raises(ConfigError, match=places):
         VllmWeights(model, torch.float32).load(published)
     assert torch.equal(model.norm.weight, before)

@@ -23,11 +23,13 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
 
 TRAINS = "trains"
+WITH_EXPERTS = "qwen3_moe"
+"""The family whose experts can be compared with the engine's."""
 _UNEQUAL = ", which cannot be compared with the engine's"
 FAMILIES: dict[str, str] = {
-    **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text"), TRAINS),
+    **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text", "phi3", WITH_EXPERTS), TRAINS),
     "gemma2": "soft-caps its logits and attention scores",
-    **dict.fromkeys(("phi3", "gpt_neox"), f"has fused projections{_UNEQUAL}"),
+    "gpt_neox": f"has interleaved projections{_UNEQUAL}",
     "gpt2": f"has transposed projections{_UNEQUAL}",
     **dict.fromkeys(("mamba", "mamba2"), "has state-space layers, which the learner cannot batch"),
     "t5": "is an encoder-decoder",
@@ -35,7 +37,7 @@ FAMILIES: dict[str, str] = {
 """`model_type` → TRAINS, or why it does not. An adapter alone is compared where the policy is trained by LoRA."""
 HEAD_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Settings of a model whose logits are no plain linear map of its hidden states, unless they are 1 or absent."""
-_SUPPORTED = "use a dense decoder-only model, such as " + ", ".join(name for name, w in FAMILIES.items() if w == TRAINS)
+_SUPPORTED = "use a decoder-only model, such as " + ", ".join(name for name, w in FAMILIES.items() if w == TRAINS)
 
 
 def local_model(config: ModelConfig) -> Path | None:
@@ -129,10 +131,12 @@ def check_architecture(body: Mapping[str, Any], config: RunConfig) -> None:
             problem = FAMILIES["t5"]
         elif "quantization_config" in body:
             problem = "is quantized"
-        elif experts is not None:
+        elif experts is not None and kind != WITH_EXPERTS:
             problem = f"has experts ({experts} = {text[experts]}){_UNEQUAL}"
         elif factor is not None:
             problem = f"scales its logits ({factor} = {text[factor]})"
+    if problem == TRAINS and experts is not None and config.placement.tensor_parallel > 1:
+        raise ConfigError("placement.tensor_parallel: the experts of a layer are synced as a whole; set it to 1")
     if problem != TRAINS and not (problem.endswith(_UNEQUAL) and config.learner.lora):
         raise ConfigError(f"model.path = {config.model.path!r}: the architecture {kind} {problem}; {_SUPPORTED}")
 

@@ -321,4 +321,5 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = rollout.memory_share(shared=settings.colocated)
+        arguments["moe_backend"] = "triton"  # others reorder the weights of experts, which could not be compared then
     return arguments

@@ -6,8 +6,11 @@ Under LoRA each version is written as a PEFT adapter, loaded under a new id, and
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +33,7 @@ from gxpo_trainer.weights.buckets import (
     tensors_of,
     without_signed_zeros,
 )
-from gxpo_trainer.weights.vllm_weights import Published, Readback, VllmWeights
+from gxpo_trainer.weights.vllm_weights import EXPERTS, Published, Readback, Slot, VllmWeights
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -58,7 +61,7 @@ class WeightReceiver:
         self._shared_memory = transports.SharedMemoryReader()
         self._group: transports.BroadcastGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
-        self._expected: dict[str, list[_Expected]] = {}
+        self._expected: dict[Slot, list[_Expected]] = {}
         self._load_s = 0.0
 
     def join(self, address: str, port: int, first_member: int, size: int) -> None:
@@ -93,12 +96,9 @@ class WeightReceiver:
         cannot detect an error in it. Tensors without a slot, such as a second copy of a tied head, are left out.
         """
         self._expected = {}
-        for file in sorted(Path(folder).glob("*.safetensors")):
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118
-                    tensor = without_signed_zeros(tensors.get_tensor(name).to(self.weights.dtype))
-                    entry = TensorEntry(name, tensor.dtype, tuple(tensor.shape), 0, checksum(tensor))
-                    self._expect(entry, tensor)
+        for name, stored in _checkpoint(Path(folder)):
+            tensor = without_signed_zeros(stored.to(self.weights.dtype))
+            self._expect(TensorEntry(name, tensor.dtype, tuple(tensor.shape), 0, checksum(tensor)), tensor)
         return self.verify()
 
     def verify(self, published: Published = ()) -> int:
@@ -108,7 +108,7 @@ class WeightReceiver:
         """
         num_checked = 0
         for read in self.weights.read_back():
-            for expected in self._expected.get(read.slot.name, ()):
+            for expected in self._expected.get(read.slot, ()):
                 num_checked += 1
                 tensor = _rows(read, expected)
                 if checksum(tensor) != expected.checksum:
@@ -132,21 +132,37 @@ class WeightReceiver:
         return self._buffer
 
     def _expect(self, entry: TensorEntry, tensor: torch.Tensor) -> None:
-        slot = self.weights.slots.get(entry.name)
-        if slot is None:
-            return
-        if entry.first_row == 0:
-            self._expected[entry.name] = []
-        part, at = slot.part_of(tensor, entry.first_row)
-        if part.shape == tensor.shape:
-            value = entry.checksum
-        elif checksum(tensor) != entry.checksum:
-            raise WeightSyncMismatch(f"weight {entry.name}: the bucket was overwritten after its publication")
-        else:
-            value = checksum(part)
-        num_rows = part.shape[0] if part.ndim else 1
-        if num_rows:
-            self._expected[entry.name].append(_Expected(entry, at, num_rows, value))
+        for slot in self.weights.slots.get(entry.name, ()):
+            if entry.first_row == 0:
+                self._expected[slot] = []
+            part, at = slot.part_of(tensor, entry.first_row)
+            if part.shape == tensor.shape:
+                value = entry.checksum
+            elif checksum(tensor) != entry.checksum:
+                raise WeightSyncMismatch(f"weight {entry.name}: the bucket was overwritten after its publication")
+            else:
+                value = checksum(part)
+            num_rows = part.shape[0] if part.ndim else 1
+            if num_rows:
+                self._expected[slot].append(_Expected(entry, at, num_rows, value))
+
+
+def _checkpoint(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a model folder. Those of experts, which files may have one by one, as one tensor of a layer."""
+    with ExitStack() as opened:
+        files = [opened.enter_context(safe_open(file, framework="pt")) for file in sorted(folder.glob("*.safetensors"))]
+        of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        layers: dict[str, int] = {}
+        for name, file in of.items():
+            if match := re.fullmatch(r"(.+\.experts)\.(\d+)\.\w+\.weight", name):
+                layers[match[1]] = max(layers.get(match[1], 0), 1 + int(match[2]))
+            else:
+                yield name, file.get_tensor(name)
+        for layer, count in layers.items():
+            for whole in EXPERTS.values():
+                names = ("gate_proj", "up_proj") if whole == "gate_up_proj" else (whole,)
+                experts = [[f"{layer}.{i}.{name}.weight" for name in names] for i in range(count)]
+                yield f"{layer}.{whole}", torch.stack([torch.cat([of[n].get_tensor(n) for n in e]) for e in experts])
 
 
 def _rows(read: Readback, expected: _Expected) -> torch.Tensor:
