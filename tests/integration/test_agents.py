@@ -63,6 +63,7 @@ def test_an_agent_trains_as_the_built_in_environment_does(tmp_path: Path, small_
     assert record["environment"] == BUILT_IN
 
 
+@pytest.mark.long("ahead of the learner")
 def test_rows_rewards_and_faults_of_a_run_that_samples_ahead(tmp_path: Path, small_run: Any) -> None:
     """Each episode edits its history, and so has two rows; some of the agents die."""
     config = settings(
