@@ -125,6 +125,7 @@ class Job:
         return code
 
 
+@pytest.mark.long("stand-ins in the short tier: service/scheduling")
 def test_a_service_ends_and_continues_a_run(tmp_path, small_run, server):
     """Launch 1 is ended by SIGTERM while batches are under way, for sampling is a step ahead; launch 2 reaches the
     budget."""
