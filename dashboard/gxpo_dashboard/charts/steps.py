@@ -128,6 +128,8 @@ def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     return f"Latest z-score {figure(scores[-1])}, maximum {figure(max(scores))}; {threshold}. The gate is open."
 
 
+_MOST_MARKED = 100
+"""Steps of the chart of backward passes that have points."""
 PASSES = ("update/backward_passes", "update/backward_passes_total")
 
 
@@ -165,7 +167,10 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     others = [other for other in rules.known if other.name != rule.name and other.family != "control"]
     lines = {} if own.empty else {other.label_with_cost(settings): other for other in others}
     costs = {label: other.passes_per_step(settings) for label, other in lines.items()}
-    rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *sorted(set(own["x"])))]
+    # Each point is a mark of the browser, and there are as many at a step as rules; only the areas need all steps.
+    steps = sorted(set(own["x"]), reverse=True)
+    marked = sorted(steps[:: math.ceil(len(steps) / _MOST_MARKED) or 1])
+    rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *marked)]
     hypothetical = base.typed_frame(rows, **base.PARTS)
     # One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run.
     areas, dashed = [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK], base.DASHES[1:]
@@ -194,7 +199,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     place = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
     layers += base.rule_layers("limit", {"color": base.MUTED}, {"x": {"value": 0}}, {"y": base.quantity()}, place)
     limit = [(budget, f"budget {count(budget)}")] if budget else []
-    points = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
+    points = pd.concat([own[own["x"].isin(marked)], hypothetical[hypothetical["x"] > 0]], ignore_index=True)
     # From zero passes at step 0, so that a single step has an area.
     own = pd.concat([own.drop_duplicates("series").assign(x=0.0, y=0.0), own], ignore_index=True)
     return Chart(
@@ -206,7 +211,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
         _spent(own, hypothetical, budget),
         "Areas: this run. Lines: other rules on the same steps with open gates.",
         x="step",
-        thinned=EVEN if base.thinned(series.get("update/backward_passes_total")) else "",
+        thinned=EVEN if len(marked) < len(steps) else base.thinned(series.get("update/backward_passes_total")) and EVEN,
     )
 
 
