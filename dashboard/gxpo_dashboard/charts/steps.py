@@ -128,8 +128,6 @@ def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     return f"Latest z-score {figure(scores[-1])}, maximum {figure(max(scores))}; {threshold}. The gate is open."
 
 
-_MOST_MARKED = 100
-"""Steps of the chart of backward passes that have points."""
 PASSES = ("update/backward_passes", "update/backward_passes_total")
 
 
@@ -149,10 +147,8 @@ def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
             continue
         spent[LOOK_AHEAD if on else FALLBACK] += value - before
         before, on = value, bool(after.get(step, on))
-        if rule.watched is None:
-            rows.append((step, f"{rule.label} steps", value))
-        else:
-            rows += [(step, phase, passes) for phase, passes in spent.items()]
+        parts = {f"{rule.label} steps": value} if rule.watched is None else spent
+        rows += [(step, phase, passes) for phase, passes in parts.items()]
     return base.typed_frame(rows, **base.PARTS)
 
 
@@ -167,9 +163,9 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     others = [other for other in rules.known if other.name != rule.name and other.family != "control"]
     lines = {} if own.empty else {other.label_with_cost(settings): other for other in others}
     costs = {label: other.passes_per_step(settings) for label, other in lines.items()}
-    # Each point is a mark of the browser, and there are as many at a step as rules; only the areas need all steps.
+    # A browser draws each point again at each refresh, as many at a step as rules: of at most 100 steps.
     steps = sorted(set(own["x"]), reverse=True)
-    marked = sorted(steps[:: math.ceil(len(steps) / _MOST_MARKED) or 1])
+    marked = sorted(steps[:: math.ceil(len(steps) / 100) or 1])
     rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *marked)]
     hypothetical = base.typed_frame(rows, **base.PARTS)
     # One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run.
