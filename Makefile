@@ -1,6 +1,6 @@
 # The two commands: `make demo` and `make test`. Both work on a fresh machine; `make help` lists the rest.
 SHELL := /bin/bash
-JOBS ?= 2
+JOBS ?= 3
 PART ?= all
 TASK ?= word_problems
 VENV := .venv

@@ -77,10 +77,11 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str, str]:
         return recorded, groups, tools, fired, replayed.token("viewer")
 
 
-@pytest.fixture(scope="package")
-def live_run(site: Site) -> str:
-    """A run that lasts as long as the tests."""
-    return site.submit_live("live run")
+@pytest.fixture(scope="module")
+def live_run(site: Site) -> Iterator[str]:
+    """A run that lasts as long as the tests of a file: after minutes hundreds of evaluations are drawn at each look."""
+    yield (run := site.submit_live("live run"))
+    site.http.post(f"/runs/{run}/cancel").raise_for_status()
 
 
 def _fired(folder: Path) -> Path:

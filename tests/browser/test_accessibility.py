@@ -31,12 +31,14 @@ def baseline(tmp_path_factory: pytest.TempPathFactory, browser: webdriver.Chrome
 
 
 VIEWS = ("runs", "run", "compare", "benchmarks", "submit")
-VISITS: list[tuple[str, Mode]] = [
-    *((view, mode) for mode in ("light", "dark") for view in VIEWS),  # type: ignore[misc]
+LIGHT: list[tuple[str, Mode]] = [
+    *((view, "light") for view in VIEWS),
     *((f"run {section}", "light") for part in PARTS for section in PARTS[part] if section != "Overview"),
-    # Of the others, what axe sees differs only in the charts, which are canvases to it.
-    *((f"run {part}", "dark") for part in ("Metrics", "Samples", "Events", "Log", "Config", "Checkpoints")),  # type: ignore[misc]
 ]
+# Of the others, what axe sees differs only in the charts, which are canvases to it.
+PARTS_IN_DARK = [f"run {part}" for part in ("Metrics", "Samples", "Events", "Log", "Config", "Checkpoints")]
+dark = pytest.mark.long("the same elements in other colours; contrast on pixels: test_reading.py")
+VISITS = [*LIGHT, *(pytest.param((view, "dark"), marks=dark) for view in (*VIEWS, *PARTS_IN_DARK))]
 
 
 def test_a_fault_is_named_where_there_is_one(page: Page) -> None:

@@ -126,6 +126,7 @@ def test_a_task_takes_half_of_the_clicks(
     assert 0 < page.script("return clicks") <= before / 2
 
 
+@pytest.mark.long("the same tasks; keys of the list: test_reading.py")
 def test_the_tasks_by_keys_alone(site: Site, page: Page) -> None:
     page.open("runs")
     page.one(".rows-table tbody a")

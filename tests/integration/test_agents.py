@@ -15,7 +15,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.training.run import train_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback"), pytest.mark.long("whole runs")]
 SAMPLED = 48
 BUILT_IN = {"name": "calculator", "max_turns": 4, "max_observation_tokens": 12}
 AGENTS = Path(__file__).parents[1] / "unit/environments/agents_of_tests.py"
@@ -92,7 +92,6 @@ def test_rows_rewards_and_faults_of_a_run_that_samples_ahead(tmp_path: Path, sma
             assert sample["response"] == texts[1]
 
 
-@pytest.mark.long("two evaluations in full")
 def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
     common = ["eval", "--model", "starter-tools", "--benchmark", "word_problems", "--samples", "4", "--problems", "24"]
     played, single = tmp_path / "played.jsonl", tmp_path / "single.jsonl"

@@ -117,6 +117,7 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
     assert [row["step"] for row in read_evaluations(out)] == [8], "at the end, also where none is due"
 
 
+@pytest.mark.long("the kill of another source of samples")
 def test_weights_learned_from_completions_survive_a_kill_to_the_bit(tmp_path, small_run, monkeypatch):
     """Of a warm start and the step after it. A checkpoint at step 2; the learner dies in step 3."""
     config = small_run(

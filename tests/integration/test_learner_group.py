@@ -50,6 +50,7 @@ def limit_files(num_bytes: int) -> Callable[[Any], None]:
     return limit
 
 
+@pytest.mark.long("a full disk")
 def test_a_rank_that_cannot_write_does_not_stop_the_others(learners: LearnerGroup, tmp_path: Path) -> None:
     """Rank 1 fails at its shard, rank 0 later at the policy; each time both ranks return, and can save again."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

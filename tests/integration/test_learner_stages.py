@@ -168,6 +168,9 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
 
 SHORT_CUTS = ((1, 0), (2, 3))
 """Ranks and ZeRO stage of what `make test` runs: nothing is partitioned, or everything."""
+ONE_RANK = ("one-pass", "packed", "no-grad", "distilled", "supervised", "replay", "momentum-checkpoint",
+            "recomputed-lora", "loaded-bf16", "loaded-lora")  # fmt: skip
+"""Cases that `make test` runs on one rank at most: what they prove does not depend on partitions."""
 BASELINES = ((1, "bf16-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
 """What the short tier needs besides."""
 
@@ -175,15 +178,18 @@ BASELINES = ((1, "bf16-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
 LONG = pytest.mark.long("further ZeRO stages and ranks")
 
 
-def is_short(world: int, case: str | int) -> bool:
-    """Whether `make test` runs a case (`name-stage`), or a stage, on that many ranks."""
-    return (world, case) in BASELINES or (world, int(str(case).rpartition("-")[2])) in SHORT_CUTS
+def is_short(world: int, case: str) -> bool:
+    """Whether `make test` runs a case (`kind-stage`) on that many ranks."""
+    kind, _, stage = case.rpartition("-")
+    return (world, case) in BASELINES or ((world, int(stage)) in SHORT_CUTS and not (world == 2 and kind in ONE_RANK))
 
 
-def on_ranks(name: str, values: Sequence[str | int]) -> pytest.MarkDecorator:
-    """Parametrize `world` and `name`; what `make test` leaves out is marked."""
-    both = [pytest.param(world, v, marks=() if is_short(world, v) else LONG) for v in values for world in WORLDS]
-    return pytest.mark.parametrize(("world", name), both)
+def on_ranks(name: str, values: Sequence[str | int], kind: str = "") -> pytest.MarkDecorator:
+    """Parametrize `world` and `name`, cases or stages of a kind; what `make test` leaves out is marked."""
+    both = [(world, value) for value in values for world in WORLDS]
+    short = [is_short(world, f"{kind}-{value}".lstrip("-")) for world, value in both]
+    rows = [pytest.param(*row, marks=() if is_in else LONG) for row, is_in in zip(both, short, strict=True)]
+    return pytest.mark.parametrize(("world", name), rows)
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +300,7 @@ def test_lora_steps_are_plain_torch(results: Results, lora_reference: dict[str, 
     assert result["num_parameters"] == sum(t.numel() for t in start.values())
 
 
-@on_ranks("stage", STAGES)
+@on_ranks("stage", STAGES, "steps-lora")
 def test_full_weights_are_the_merged_plain_model(
     results: Results, lora_reference: dict[str, Any], reference: dict[str, Any], world: int, stage: int
 ) -> None:
@@ -309,7 +315,7 @@ def test_full_weights_are_the_merged_plain_model(
         torch.testing.assert_close(result[name], weight, rtol=1e-5, atol=1e-6)
 
 
-@on_ranks("stage", STAGES)
+@on_ranks("stage", STAGES, "no-grad")
 def test_sequences_without_advantage_only_count(results: Results, model_folder: str, world: int, stage: int) -> None:
     plain = PlainTorch(model_folder, without_gradient=True, kl_beta=0.0)
     expected = reference_steps(plain)
@@ -318,7 +324,7 @@ def test_sequences_without_advantage_only_count(results: Results, model_folder: 
     assert_same_steps(result, expected)
 
 
-@on_ranks("stage", STAGES)
+@on_ranks("stage", STAGES, "steps")
 def test_statistics_do_not_depend_on_stage_or_world_size(results: Results, world: int, stage: int) -> None:
     result, single = results.load(world, f"steps-{stage}"), results.load(1, "one-pass-0")
     for mine, other in zip(result["statistics"], single["statistics"], strict=True):
@@ -327,7 +333,7 @@ def test_statistics_do_not_depend_on_stage_or_world_size(results: Results, world
     assert result["statistics"][0]["ratio_mean"] == pytest.approx(1.0, abs=1e-7)
 
 
-@on_ranks("stage", STAGES)
+@on_ranks("stage", STAGES, "written")
 def test_written_parameters_reach_the_forward_pass_when_published(
     results: Results, model_folder: str, world: int, stage: int
 ) -> None:
@@ -341,7 +347,7 @@ def test_written_parameters_reach_the_forward_pass_when_published(
     assert result["norm"] == pytest.approx(plain.gradient()[1], rel=1e-3)
 
 
-@on_ranks("stage", STAGES[1:])
+@on_ranks("stage", STAGES[1:], "bf16")
 def test_bf16_masters_and_sums_of_gradients_are_fp32(
     results: Results, reference: dict[str, Any], world: int, stage: int
 ) -> None:
@@ -373,7 +379,7 @@ def test_what_the_ranks_assert_by_themselves_holds(results: Results, world: int,
     results.load(world, case)
 
 
-@on_ranks("stage", ENDS)
+@on_ranks("stage", ENDS, "distilled")
 def test_a_teachers_scores_are_the_advantages(results: Results, model_folder: str, world: int, stage: int) -> None:
     expected = reference_steps(PlainTorch(model_folder, kl_beta=0.0, teacher="teacher"))
     assert_same_steps(results.load(world, f"distilled-{stage}"), expected)
@@ -399,7 +405,7 @@ def test_unclipped_sgd_moves_along_the_gradient(results: Results, model_folder: 
     assert result["clipped"] == pytest.approx(result["norms"], rel=1e-6)
 
 
-@on_ranks("stage", ENDS)
+@on_ranks("stage", ENDS, "mini")
 def test_old_logprobs_of_later_mini_batches_are_from_before_the_first_step(
     results: Results, reference: dict[str, Any], world: int, stage: int
 ) -> None:

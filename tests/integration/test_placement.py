@@ -57,8 +57,7 @@ def test_a_run_waits_for_one_that_holds_the_resources_and_then_runs() -> None:
 
 @pytest.mark.long("autoscaling")
 def test_a_run_brings_its_worker_and_lets_it_go(tmp_path: Path, small_run: Callable[..., RunConfig]) -> None:
-    config = tmp_path / "run.toml"
-    out = tmp_path / "run"
+    config, out = tmp_path / "run.toml", tmp_path / "run"
     with running_head(0, autoscaling={"worker": {"CPU": 2}}) as address:
         placement = {"ray_address": address, "wait_s": 600.0}
         config.write_text(to_toml(small_run(budget={"steps": 2}, placement=placement)), encoding="utf-8")

@@ -21,7 +21,7 @@ from gxpo_trainer.rollout.pool import RolloutPool, build_pool
 from gxpo_trainer.rollout.vllm_driver import SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback"), pytest.mark.long("several engines")]
 
 SAMPLING = SamplingSettings(max_new_tokens=40)
 PLACEMENT = {"learner_cpus": 0.1, "verifier_cpus": 0.1, "sampler_cpus": 0.3, "sampler_threads": 1}
@@ -77,7 +77,6 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
     assert not any(folder.exists() for folder in folders)
 
 
-@pytest.mark.long("a pool of an engine with two workers")
 def test_a_tensor_parallel_engine_dies_with_its_worker(small_run: Any) -> None:
     """That it agrees with transformers: test_sampler_sync.py."""
     wanted = requests(small_run(), 8)
@@ -94,7 +93,6 @@ def test_a_tensor_parallel_engine_dies_with_its_worker(small_run: Any) -> None:
         pool.kill()
 
 
-@pytest.mark.long("a rare moment of a death")
 def test_an_engine_killed_in_its_start_is_restarted_and_one_that_cannot_start_ends_the_run(
     small_run: Any, tmp_path: Path
 ) -> None:

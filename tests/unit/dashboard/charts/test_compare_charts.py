@@ -113,8 +113,8 @@ def test_heat_map_cells_lie_at_their_values_and_the_best_is_named() -> None:
 
 
 def test_columns_of_one_name_are_numbered() -> None:
-    table = scores.text_table({"header": ["run", "k", "Run", "run"], "rows": [["a", "1", "b", "c"]]})
-    assert table.columns.tolist() == ["Run", "K", "Run (2)", "Run (3)"]
+    table = {"header": ["run", "k", "Run", "run"], "rows": [["a", "1", "b", "c"]]}
+    assert scores.text_table(table).columns.tolist() == ["Run", "K", "Run (2)", "Run (3)"]
 
 
 def test_costs_are_not_written_as_shares() -> None:

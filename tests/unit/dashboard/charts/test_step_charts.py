@@ -49,6 +49,16 @@ def test_a_run_is_compared_with_the_other_rules_at_its_settings(settings: Any, p
     assert dict(others[["series", "y"]].to_numpy().tolist()) == passes
 
 
+def test_a_long_run_has_few_points_to_hover_over_and_all_steps_in_its_areas() -> None:
+    """A browser redraws each point at each refresh, and there are as many at a step as rules."""
+    long = {"update/backward_passes_total": points(list(range(1, 602)), [3.0 * step for step in range(1, 602)])}
+    chart = steps.budget_chart(long, GXPO, None, RULES)
+    assert len(chart.datasets["own"].query("x > 0")) == 2 * 601
+    assert chart.points["x"].nunique() == len(chart.datasets["others"].query("series.str.startswith('GRPO')")) - 1 == 86
+    assert chart.points["x"].max() == 601
+    assert "evenly spaced" in chart.thinning
+
+
 def test_the_budget_is_a_line_and_a_word() -> None:
     chart = steps.budget_chart(SHUT_OFF, GXPO, 200.0, RULES)
     assert chart.datasets["limit"].to_dict("records") == [{"y": 200.0, "label": "budget 200"}]
