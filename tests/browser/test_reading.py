@@ -155,6 +155,7 @@ def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_e
     page.select_row(1)
     for words in ("Policy, turn 1", "<calc>74/2</calc>", "Environment, turn 1", "37", "reward from the verifier"):
         page.shows(words)
+    page.settle()  # until then drawers of the list before are on the page
     drawers = [drawer for drawer in page.all("summary") if "with this answer" in drawer.text]
     assert len(drawers) == 3, "the turns of all answers but the first are folded"
     drawers[1].click()
