@@ -79,7 +79,7 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str, str]:
 
 @pytest.fixture(scope="module")
 def live_run(site: Site) -> Iterator[str]:
-    """A run that lasts as long as the tests of a file: after minutes hundreds of evaluations are drawn at each look."""
+    """A run that lasts as long as the tests of a file: a page takes longer with each hundred steps."""
     yield (run := site.submit_live("live run"))
     site.http.post(f"/runs/{run}/cancel").raise_for_status()
 

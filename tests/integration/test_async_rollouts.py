@@ -168,7 +168,7 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, 
 
 
 @pytest.mark.long("once more, without sampling ahead")
-def test_a_resumed_run_that_samples_each_step_at_its_turn_is_the_uninterrupted_one(tmp_path, small_run):
+def test_a_resumed_run_with_synchronous_rollouts_is_the_uninterrupted_run(tmp_path, small_run):
     config, whole, out = ahead(small_run, rollout={"async_depth": 0}), tmp_path / "whole", tmp_path / "run"
     train_run(config, whole)
     shutil.copytree(whole, out)
