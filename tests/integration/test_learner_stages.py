@@ -171,7 +171,7 @@ SHORT_CUTS = ((1, 0), (2, 3))
 ONE_RANK = ("one-pass", "packed", "no-grad", "distilled", "supervised", "replay", "momentum-checkpoint",
             "recomputed-lora", "loaded-bf16", "loaded-lora")  # fmt: skip
 """Cases that `make test` runs on one rank at most: what they prove does not depend on partitions."""
-BASELINES = ((1, "bf16-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
+BASELINES = ((1, "bf16-1"), (1, "bf16-written-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
 """What the short tier needs besides."""
 
 

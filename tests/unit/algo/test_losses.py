@@ -62,7 +62,7 @@ def test_clipped_surrogate_by_hand_and_which_tokens_count_as_clipped() -> None:
     assert metrics["clip_low_fraction"] == pytest.approx(0.25)
     assert metrics["ratio_mean"] == pytest.approx(1.0)
     assert metrics["loss"] == pytest.approx(loss.item())
-    assert not {"kl", "entropy"} & metrics.keys()
+    assert not {"kl", "entropy", "importance_mean"} & metrics.keys()
     # Only beyond the bound and against the advantage. ε = 0.5, so that the bounds 0.5 and 1.5 are exact. In order: at
     # the lower bound, below it with A < 0, with A = 0,
     # with A > 0; at the upper bound, above it with A > 0, with A = 0, with A < 0; and a clipped token of weight 0.
