@@ -36,7 +36,7 @@ LIGHT: list[tuple[str, Mode]] = [*((view, "light") for view in VIEWS), *((f"run 
 CHARTS = {"run Look-ahead", "run Policy", "run System"}
 # Of the others, what axe sees differs only in the charts, which are canvases to it.
 PARTS_IN_DARK = [f"run {part}" for part in ("Metrics", "Samples", "Events", "Log", "Config", "Checkpoints")]
-dark = pytest.mark.long("the same elements in other colours; contrast on pixels: test_reading.py")
+dark = pytest.mark.long("the same elements in other colours")
 charts = pytest.mark.long("charts and headings, as in Gate and Metrics")
 VISITS = [
     *(pytest.param(visit, marks=charts if visit[0] in CHARTS else ()) for visit in LIGHT),

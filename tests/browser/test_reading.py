@@ -16,7 +16,7 @@ SERIES_END = "view.data('points').reduce((most, row) => Math.max(most, row.x), 0
 COLORS = "Object.fromEntries(view.scale('color').domain().map(name => [name, view.scale('color')(name)]))"
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("mode", ["light", pytest.param("dark", marks=pytest.mark.long("the other colours"))])
 def test_texts_and_phases_of_charts_are_readable_and_a_rule_has_one_hue(site: Site, page: Page, mode: Mode) -> None:
     both = list(site.recorded.values())
     phases = ["look-ahead on", "fallback to GRPO"]
