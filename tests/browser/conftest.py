@@ -120,4 +120,4 @@ def page(site: Site, browser: webdriver.Chrome) -> Iterator[Page]:
     """The dashboard, signed in with this machine's token; each load is a session of its own."""
     yield Page(browser, site.dashboard.url, site.dashboard.cookie)
     set_mode(browser, "light")
-    browser.get("about:blank")  # a live page draws itself until then
+    browser.get("about:blank")  # a live page would go on refreshing
