@@ -60,12 +60,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     selection = config.getoption("tier")
     named = tuple(argument.split("::", 1)[1] for argument in config.args if "::" in argument)
-    kept = [
-        item
-        for item in items
-        if selection in ("all", tier(item)) or (named and item.nodeid.split("::", 1)[1].startswith(named))
-    ]
-    config.hook.pytest_deselected(items=[item for item in items if item not in {*kept}])
+    kept, left = [], []
+    for item in items:
+        is_named = named and item.nodeid.split("::", 1)[1].startswith(named)
+        (kept if selection in ("all", tier(item)) or is_named else left).append(item)
+    config.hook.pytest_deselected(items=left)
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("engine") is None)
 
 

@@ -79,7 +79,7 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str, str]:
 
 @pytest.fixture(scope="module")
 def live_run(site: Site) -> Iterator[str]:
-    """A run that lasts as long as the tests of a file: after minutes hundreds of evaluations are drawn at each look."""
+    """A run that lasts as long as the tests of a file: a page takes longer with each hundred steps."""
     yield (run := site.submit_live("live run"))
     site.http.post(f"/runs/{run}/cancel").raise_for_status()
 
@@ -120,3 +120,4 @@ def page(site: Site, browser: webdriver.Chrome) -> Iterator[Page]:
     """The dashboard, signed in with this machine's token; each load is a session of its own."""
     yield Page(browser, site.dashboard.url, site.dashboard.cookie)
     set_mode(browser, "light")
+    browser.get("about:blank")  # a live page would go on refreshing

@@ -31,14 +31,17 @@ def baseline(tmp_path_factory: pytest.TempPathFactory, browser: webdriver.Chrome
 
 
 VIEWS = ("runs", "run", "compare", "benchmarks", "submit")
-LIGHT: list[tuple[str, Mode]] = [
-    *((view, "light") for view in VIEWS),
-    *((f"run {section}", "light") for part in PARTS for section in PARTS[part] if section != "Overview"),
-]
+SECTIONS = [section for part in PARTS for section in PARTS[part] if section != "Overview"]
+LIGHT: list[tuple[str, Mode]] = [*((view, "light") for view in VIEWS), *((f"run {name}", "light") for name in SECTIONS)]
+CHARTS = {"run Look-ahead", "run Policy", "run System"}
 # Of the others, what axe sees differs only in the charts, which are canvases to it.
 PARTS_IN_DARK = [f"run {part}" for part in ("Metrics", "Samples", "Events", "Log", "Config", "Checkpoints")]
-dark = pytest.mark.long("the same elements in other colours; contrast on pixels: test_reading.py")
-VISITS = [*LIGHT, *(pytest.param((view, "dark"), marks=dark) for view in (*VIEWS, *PARTS_IN_DARK))]
+dark = pytest.mark.long("the same elements in other colours")
+charts = pytest.mark.long("charts and headings, as in Gate and Metrics")
+VISITS = [
+    *(pytest.param(visit, marks=charts if visit[0] in CHARTS else ()) for visit in LIGHT),
+    *(pytest.param((view, "dark"), marks=dark) for view in (*VIEWS, *PARTS_IN_DARK)),
+]
 
 
 def test_a_fault_is_named_where_there_is_one(page: Page) -> None:

@@ -16,7 +16,7 @@ SERIES_END = "view.data('points').reduce((most, row) => Math.max(most, row.x), 0
 COLORS = "Object.fromEntries(view.scale('color').domain().map(name => [name, view.scale('color')(name)]))"
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("mode", ["light", pytest.param("dark", marks=pytest.mark.long("the other colours"))])
 def test_texts_and_phases_of_charts_are_readable_and_a_rule_has_one_hue(site: Site, page: Page, mode: Mode) -> None:
     both = list(site.recorded.values())
     phases = ["look-ahead on", "fallback to GRPO"]
@@ -155,6 +155,7 @@ def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_e
     page.select_row(1)
     for words in ("Policy, turn 1", "<calc>74/2</calc>", "Environment, turn 1", "37", "reward from the verifier"):
         page.shows(words)
+    page.settle()  # until then drawers of the list before are on the page
     drawers = [drawer for drawer in page.all("summary") if "with this answer" in drawer.text]
     assert len(drawers) == 3, "the turns of all answers but the first are folded"
     drawers[1].click()

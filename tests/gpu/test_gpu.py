@@ -21,7 +21,7 @@ def shards(device):
 
 @pytest.mark.parametrize("k", [2, 3, 5, 10])
 def test_the_compiled_pass_equals_the_plain_one(k):
-    plan = Plan.of(GxpoRule(k=k), 1e-8)
+    plan = Plan.of(GxpoRule(k=k), 1e-8, trial=False)
     theta, *others = shards("cpu")
     expected = theta.clone()
     sums = extrapolate_by_ratio(plan, expected, *others)
@@ -32,7 +32,7 @@ def test_the_compiled_pass_equals_the_plain_one(k):
 
 
 def test_the_compiled_replay_equals_the_plain_one():
-    plan, recurrence = Plan.of(GxpoRule(k=5), 1e-8), AdamWRecurrence(1e-3, 0.9, 0.999, 1e-8, 0.01)
+    plan, recurrence = Plan.of(GxpoRule(k=5), 1e-8, trial=False), AdamWRecurrence(1e-3, 0.9, 0.999, 1e-8, 0.01)
     theta, theta0, g0, g1 = shards("cpu")
     moments = [g0.clone(), g1.square()]
     expected = theta.clone()

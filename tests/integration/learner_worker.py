@@ -417,6 +417,7 @@ def load_memory(run: Rank, *, folder: str, zero_stage: int) -> dict[str, Any]:
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
+    gc.freeze()  # each learner is collected at its end: not all of torch with it
     run = Rank(job, int(sys.argv[2]))
     for name, (function, settings) in job["cases"].items():
         run.case = name

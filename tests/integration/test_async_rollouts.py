@@ -167,6 +167,17 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, 
     assert rows[3]["metrics"]["update/repeated_passes_total"] == twice > 0
 
 
+@pytest.mark.long("once more, without sampling ahead")
+def test_a_resumed_run_with_synchronous_rollouts_is_the_uninterrupted_run(tmp_path, small_run):
+    config, whole, out = ahead(small_run, rollout={"async_depth": 0}), tmp_path / "whole", tmp_path / "run"
+    train_run(config, whole)
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints" / "step-00000004")
+    train_run(config, out, resume=True)
+    assert_equal_to_the_bit(out, whole)
+    assert [row["attempt"] for row in read_metrics(out)] == [1, 1, 2, 2]
+
+
 @pytest.mark.long("a whole run; that states are resharded: test_learner_stages.py")
 def test_a_run_goes_on_at_another_zero_stage_on_another_number_of_ranks(tmp_path, small_run, whole):
     """The third step starts from the same weights, so it samples the same answers; its gradient differs by rounding."""

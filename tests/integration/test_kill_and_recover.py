@@ -15,6 +15,7 @@ import psutil
 import pytest
 import ray
 from safetensors.torch import load_file
+from test_training_loop import assert_merged, train_listening
 
 from gxpo_trainer.config import TimeoutsConfig
 from gxpo_trainer.learner.group import LearnerGroup
@@ -95,26 +96,31 @@ def trained_rows(out: Any) -> list[dict[str, Any]]:
 
 
 def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp_path, small_run, monkeypatch):
-    """One run, four kills. Checkpoints at steps 2, 4 and 6; the learner dies in step 6, so step 5 is repeated."""
+    """One run with LoRA and a KL term, four kills. Checkpoints at steps 2 and 4; the learner dies in step 4: step 3 is
+    repeated."""
 
     def kill_workers(handle: VerifierHandle) -> None:
         for worker in verifier_of(handle).children():
             worker.kill()
 
     faults = Faults(monkeypatch)
-    faults.at_groups = {1: lambda _: os.kill(faults.sampler, signal.SIGKILL), 3: kill_workers}
-    faults.at_verdicts = {4: lambda handle: ray.kill(handle.actor)}
-    faults.in_step = {6: lambda learners: os.kill(learners.processes[0].pid, signal.SIGKILL)}
+    faults.at_groups = {1: lambda _: os.kill(faults.sampler, signal.SIGKILL), 2: kill_workers}
+    faults.at_verdicts = {3: lambda handle: ray.kill(handle.actor)}
+    faults.in_step = {4: lambda learners: os.kill(learners.processes[0].pid, signal.SIGKILL)}
+    learner = {**GXPO, "lora": {"rank": 4, "alpha": 8}, "loss": {"kl_beta": 0.01}, "optimizer": {"learning_rate": 1e-3}}
     out = tmp_path / "run"
-    assert train_run(small_run(budget={"steps": 8}, learner=GXPO), out) == "steps"
+    train_listening(small_run(budget={"steps": 4}, learner=learner), out)
     assert faults.done
     rows = trained_rows(out)
-    steps_once(rows, 8)
-    assert [row["attempt"] for row in rows[3:5]] == [1, 2]
+    steps_once(rows, 4)
+    assert [row["attempt"] for row in rows[1:3]] == [1, 2]
     kinds = [event["kind"] for event in read_events(out)]
     assert {"sampler_restarted", "verifier_restarted", "learner_died"} <= set(kinds)
     assert max(row["metrics"]["rollout/logprob_gap_max"] for row in rows) <= 1e-4
-    assert [row["step"] for row in read_evaluations(out)] == [8], "at the end, also where none is due"
+    assert max(row["metrics"]["rollout/logprob_gap_mean"] for row in rows) <= 1e-6
+    assert rows[-1]["metrics"]["policy/kl"] > 0
+    assert_merged(out / "checkpoints" / "step-00000004")
+    assert [row["step"] for row in read_evaluations(out)] == [4], "at the end, also where none is due"
 
 
 @pytest.mark.long("the kill of another source of samples")

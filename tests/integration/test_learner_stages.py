@@ -6,14 +6,13 @@ world size 1; each loops over its cases (learner_worker.py).
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,7 @@ SHORT_CUTS = ((1, 0), (2, 3))
 ONE_RANK = ("one-pass", "packed", "no-grad", "distilled", "supervised", "replay", "momentum-checkpoint",
             "recomputed-lora", "loaded-bf16", "loaded-lora")  # fmt: skip
 """Cases that `make test` runs on one rank at most: what they prove does not depend on partitions."""
-BASELINES = ((1, "bf16-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
+BASELINES = ((1, "bf16-1"), (1, "bf16-written-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
 """What the short tier needs besides."""
 
 
@@ -203,20 +202,77 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+Cut = tuple[int, int]
+"""ZeRO stage and number of ranks."""
+
+RULE = {**GXPO, "gate": {"mode": "never"}}
+SAVED: dict[str, dict[str, Any]] = {
+    **{f"fp32-{stage}": {"zero_stage": stage} for stage in range(4)},
+    **{f"bf16-{stage}": {"zero_stage": stage, "precision": "bf16"} for stage in (1, 2, 3)},
+    **{f"lora-{stage}": {"zero_stage": stage, "lora": LORA} for stage in (0, 3)},
+}
+Pair = tuple[str, Cut, Cut]
+"""Kind of learner, how its checkpoint was cut, and how it is loaded."""
+PAIRS: list[Pair] = [
+    ("fp32", (0, 1), (3, 2)),
+    *(("fp32", (a, 2), (b, 1)) for a, b in ((3, 0), (1, 2), (2, 1))),
+    *(("bf16", (a, 2), (b, 2)) for a, b in ((1, 2), (1, 3), (3, 2))),
+    *(("lora", (a, w), (b, 3 - w)) for w, a, b in ((1, 0, 3), (2, 3, 0))),
+]
+"""That any cut is read into any other: tests/unit/learner/test_rank_checkpoint.py."""
+SHORT = PAIRS[:1]
+ROUNDING = 2e-5
+"""Of an update, relative: sums over ranks and partitions in another order. At most 3.2e-6 was measured in fp32."""
+
+
+def name_of(pair: Pair) -> str:
+    kind, (old_stage, old_ranks), (stage, ranks) = pair
+    return f"{kind}-stage{old_stage}x{old_ranks}-to-stage{stage}x{ranks}"
+
+
 class Results:
-    """What the ranks saw; those of a number of ranks and a tier start when one of their cases is first loaded."""
+    """What the ranks saw. A group of cases starts on a number of ranks when one of its cases is first loaded: those of
+    `make test`, the further ones, and the further checkpoints, saved and loaded.
+
+    A process that saves or loads has its cases of stage 3 first: there DeepSpeed replaces `linear` for as long as the
+    process lives, and in bf16 the other one rounds differently (0.08 to 0.32 of an update of GXPO).
+    """
 
     def __init__(self, model: str, factory: pytest.TempPathFactory) -> None:
         self._model, self._factory = model, factory
-        self._folders: dict[tuple[int, bool], Path] = {}
+        self._folders: dict[tuple[int, str], Path] = {}
 
-    def load(self, world: int, case: str) -> dict[str, Any]:
-        short = is_short(world, case)
-        if (world, short) not in self._folders:
+    def load(self, world: int, case: str, group: str = "") -> dict[str, Any]:
+        group = group or ("short" if is_short(world, case) else "further")
+        return torch.load(self._folder(world, group) / f"{case}.pt", weights_only=True)
+
+    def uninterrupted(self, pair: Pair) -> dict[str, Any]:
+        kind, (stage, ranks), _ = pair
+        return self.load(ranks, f"saved-{kind}-{stage}", "short" if pair in SHORT else "saved")
+
+    def resumed(self, pair: Pair) -> dict[str, Any]:
+        return self.load(pair[2][1], name_of(pair), "short" if pair in SHORT else "loaded")
+
+    def _folder(self, world: int, group: str) -> Path:
+        if (world, group) not in self._folders:
+            short, cases = group == "short", {}
+            pairs = [pair for pair in PAIRS if (pair in SHORT) == short]
+            if group in ("short", "further"):
+                cases |= {name: job for name, job in learner_cases().items() if is_short(world, name) == short}
+            if group in ("short", "saved"):
+                kinds = sorted({(stage, kind) for kind, (stage, ranks), _ in pairs if ranks == world}, reverse=True)
+                for stage, kind in kinds:
+                    cases[f"saved-{kind}-{stage}"] = "save_state", {"rule": RULE, **SAVED[f"{kind}-{stage}"]}
+            if group in ("short", "loaded"):
+                for pair in sorted(pairs, key=lambda pair: pair[2][0], reverse=True):
+                    kind, (old_stage, old_ranks), (stage, ranks) = pair
+                    if ranks == world:
+                        saved = self._folder(old_ranks, "short" if short else "saved") / "saved"
+                        settings = {"folder": str(saved / f"saved-{kind}-{old_stage}"), "rule": RULE}
+                        cases[name_of(pair)] = "load_state", {**SAVED[f"{kind}-{stage}"], **settings}
             folder = self._factory.mktemp(f"world{world}")
-            cases = {name: job for name, job in learner_cases().items() if is_short(world, name) == short}
-            self._folders[world, short] = run_ranks(world, self._model, folder, cases)
-        return torch.load(self._folders[world, short] / f"{case}.pt", weights_only=True)
+            self._folders[world, group] = run_ranks(world, self._model, folder, cases)
+        return self._folders[world, group]
 
 
 @pytest.fixture(scope="module")
@@ -419,92 +475,13 @@ def test_old_logprobs_of_later_mini_batches_are_from_before_the_first_step(
 # A checkpoint of one ZeRO stage and number of ranks, continued at others.
 
 
-Cut = tuple[int, int]
-"""ZeRO stage and number of ranks."""
-
-RULE = {**GXPO, "gate": {"mode": "never"}}
-SAVED: dict[str, dict[str, Any]] = {
-    **{f"fp32-{stage}": {"zero_stage": stage} for stage in range(4)},
-    **{f"bf16-{stage}": {"zero_stage": stage, "precision": "bf16"} for stage in (1, 2, 3)},
-    **{f"lora-{stage}": {"zero_stage": stage, "lora": LORA} for stage in (0, 3)},
-}
-Pair = tuple[str, Cut, Cut]
-"""Kind of learner, how its checkpoint was cut, and how it is loaded."""
-PAIRS: list[Pair] = [
-    ("fp32", (0, 1), (3, 2)),
-    *(("fp32", (a, 2), (b, 1)) for a, b in ((3, 0), (1, 2), (2, 1))),
-    *(("bf16", (a, 2), (b, 2)) for a, b in ((1, 2), (1, 3), (3, 2))),
-    *(("lora", (a, w), (b, 3 - w)) for w, a, b in ((1, 0, 3), (2, 3, 0))),
-]
-"""That any cut is read into any other: tests/unit/learner/test_rank_checkpoint.py."""
-SHORT = PAIRS[:1]
-ROUNDING = 2e-5
-"""Of an update, relative: sums over ranks and partitions in another order. At most 3.2e-6 was measured in fp32."""
-
-
-def name_of(pair: Pair) -> str:
-    kind, (old_stage, old_ranks), (stage, ranks) = pair
-    return f"{kind}-stage{old_stage}x{old_ranks}-to-stage{stage}x{ranks}"
-
-
-class Resharded:
-    """Checkpoints of one rank and of two, and what both made of them.
-
-    Each process has a case of stage 3 first: there DeepSpeed replaces `linear` for as long as the process lives, and in
-    bf16 the other one rounds differently (0.08 to 0.32 of an update of GXPO).
-    """
-
-    def __init__(self, model: str, root: Path, pairs: list[Pair]) -> None:
-        self._root = root
-        for ranks in (1, 2):
-            kinds = {f"{kind}-{stage}" for kind, (stage, old_ranks), _ in pairs if old_ranks == ranks}
-            in_order = sorted(kinds, key=lambda kind: kind[-1], reverse=True)
-            saves = {kind: ("save_state", {"rule": RULE, **SAVED[kind]}) for kind in in_order}
-            if saves:
-                run_ranks(ranks, model, self._folder("saved", ranks), saves)
-        for ranks in (1, 2):
-            pairs_in_order = sorted(pairs, key=lambda pair: pair[2][0], reverse=True)
-            loads = {name_of(pair): self._job(pair) for pair in pairs_in_order if pair[2][1] == ranks}
-            if loads:
-                run_ranks(ranks, model, self._folder("loaded", ranks), loads)
-
-    def _folder(self, what: str, ranks: int) -> Path:
-        folder = self._root / f"{what}-{ranks}"
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    def _job(self, pair: Pair) -> tuple[str, dict[str, Any]]:
-        kind, (old_stage, old_ranks), (stage, _) = pair
-        folder = self._folder("saved", old_ranks) / "saved" / f"{kind}-{old_stage}"
-        return "load_state", {**SAVED[f"{kind}-{stage}"], "rule": RULE, "folder": str(folder)}
-
-    def uninterrupted(self, pair: Pair) -> dict[str, Any]:
-        kind, (stage, ranks), _ = pair
-        return torch.load(self._folder("saved", ranks) / f"{kind}-{stage}.pt", weights_only=True)
-
-    def resumed(self, pair: Pair) -> dict[str, Any]:
-        return torch.load(self._folder("loaded", pair[2][1]) / f"{name_of(pair)}.pt", weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def resharded(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pair], Resharded]:
-    """All pairs of a tier; they are made when one of them is first asked for."""
-
-    @functools.cache
-    def make(short: bool) -> Resharded:
-        pairs = [pair for pair in PAIRS if (pair in SHORT) == short]
-        return Resharded(model_folder, tmp_path_factory.mktemp("resharded"), pairs)
-
-    return lambda pair: make(pair in SHORT)
-
-
 @pytest.mark.parametrize(
     "pair", [pytest.param(pair, id=name_of(pair), marks=() if pair in SHORT else LONG) for pair in PAIRS]
 )
 def test_weights_are_the_saved_ones_to_the_bit_and_the_next_step_is_that_of_the_uninterrupted_run(
-    resharded: Callable[[Pair], Resharded], pair: Pair
+    results: Results, pair: Pair
 ) -> None:
-    expected, resumed = resharded(pair).uninterrupted(pair), resharded(pair).resumed(pair)
+    expected, resumed = results.uninterrupted(pair), results.resumed(pair)
     assert resumed["before"].keys() == expected["before"].keys()
     for name, tensor in expected["before"].items():
         assert torch.equal(resumed["before"][name], tensor), name

@@ -46,6 +46,7 @@ def waiting_run(address: str) -> Iterator[subprocess.Popen[str]]:
             run.kill()
 
 
+@pytest.mark.long("a cluster of its own and two processes")
 def test_a_run_waits_for_one_that_holds_the_resources_and_then_runs() -> None:
     with running_head(2) as address, waiting_run(address) as first:
         assert "ready\n" in first.stdout  # type: ignore[operator]

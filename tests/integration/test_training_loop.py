@@ -122,6 +122,16 @@ def train_listening(config, out):
     sockets.check(seen, sockets.RUN)
 
 
+def assert_merged(checkpoint):
+    """The policy of a checkpoint is the starter with its adapter."""
+    base = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER)
+    merged = PeftModel.from_pretrained(base, checkpoint / "adapter").merge_and_unload()
+    policy = AutoModelForCausalLM.from_pretrained(checkpoint / "policy")
+    for (name, left), (_, right) in zip(merged.named_parameters(), policy.named_parameters(), strict=True):
+        assert left.allclose(right, atol=1e-6), name
+
+
+@pytest.mark.long("two ranks; one trains an adapter through kills in make test")
 def test_two_ranks_of_zero_2_with_lora_and_kl_listen_on_loopback_train_and_export_an_adapter(tmp_path, small_run):
     config = small_run(
         learner={
@@ -140,11 +150,7 @@ def test_two_ranks_of_zero_2_with_lora_and_kl_listen_on_loopback_train_and_expor
     assert len(rows) == 2
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
     assert rows[1]["policy/kl"] > 0
-    adapter = out / "checkpoints" / "step-00000002" / "adapter"
-    merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(STARTER_FOLDER), adapter).merge_and_unload()
-    policy = AutoModelForCausalLM.from_pretrained(adapter.parent / "policy")
-    for (name, left), (_, right) in zip(merged.named_parameters(), policy.named_parameters(), strict=True):
-        assert left.allclose(right, atol=1e-6), name
+    assert_merged(out / "checkpoints" / "step-00000002")
 
 
 @pytest.mark.long("an adapter in another dtype, on one rank; two ranks listen on more")

@@ -195,5 +195,5 @@ def test_group_advantages_agree_with_trls_standard_deviation() -> None:
     rewards = np.random.default_rng(0).random((6, 5))
     table = torch.from_numpy(rewards)
     expected = (table - table.mean(1, keepdim=True)) / (nanstd(table, dim=1)[:, None] + 1e-4)
-    own = np.stack([group_advantages(row, epsilon=1e-4) for row in rewards])
+    own = np.stack([group_advantages(row, use_std=True, epsilon=1e-4) for row in rewards])
     assert own == pytest.approx(expected.numpy(), abs=1e-12)

@@ -163,7 +163,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     others = [other for other in rules.known if other.name != rule.name and other.family != "control"]
     lines = {} if own.empty else {other.label_with_cost(settings): other for other in others}
     costs = {label: other.passes_per_step(settings) for label, other in lines.items()}
-    # A browser draws each point again at each refresh, as many at a step as rules: of at most 100 steps.
+    # The browser redraws every point on each refresh, and a step has one per rule: mark at most 100 steps.
     steps = sorted(set(own["x"]), reverse=True)
     marked = sorted(steps[:: math.ceil(len(steps) / 100) or 1])
     rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *marked)]

@@ -308,8 +308,8 @@ def test_rows_of_a_response_share_its_advantage_and_count_as_one_by_hand() -> No
     assert [part.scale.num_sequences for part in parts] == pytest.approx([3 / 4, 1 / 4, 1])
 
 
-def of_group(rewards: Rewards, **settings: Any) -> FloatArray:
-    return group_advantages(rewards_array(rewards), **settings)
+def of_group(rewards: Rewards, *, use_std: bool = True, epsilon: float = 1e-6) -> FloatArray:
+    return group_advantages(rewards_array(rewards), use_std=use_std, epsilon=epsilon)
 
 
 def test_advantages_by_hand() -> None:

@@ -62,7 +62,7 @@ def test_clipped_surrogate_by_hand_and_which_tokens_count_as_clipped() -> None:
     assert metrics["clip_low_fraction"] == pytest.approx(0.25)
     assert metrics["ratio_mean"] == pytest.approx(1.0)
     assert metrics["loss"] == pytest.approx(loss.item())
-    assert not {"kl", "entropy"} & metrics.keys()
+    assert not {"kl", "entropy", "importance_mean"} & metrics.keys()
     # Only beyond the bound and against the advantage. ε = 0.5, so that the bounds 0.5 and 1.5 are exact. In order: at
     # the lower bound, below it with A < 0, with A = 0,
     # with A > 0; at the upper bound, above it with A > 0, with A = 0, with A < 0; and a clipped token of weight 0.
@@ -134,7 +134,7 @@ def test_cispo_weighs_the_gradient_of_every_token_by_its_clipped_ratio_by_hand()
     ],
 )
 def test_dppo_masks_what_moved_too_far_by_hand(divergence: Literal["tv", "kl"], delta: float, masked: set[int]) -> None:
-    probabilities, advantages = [0.8, 0.6, 0.2, 0.4, 0.2, 0.8], [1.0, 1, -1, -1, 1, -1]
+    probabilities, advantages = [0.8, 0.6, 0.2, 0.4, 0.2, 0.8], [1.0, 1, -1, -1, 0.5, -0.5]
     micro = micro_batch(advantages, [1.0] * 6, [math.log(0.5)] * 6)
     settings = DppoLossConfig(divergence=divergence, clip_low=delta, clip_high=delta)
     # The anchor is the policy that sampled, whatever the learner's log-probabilities were before the step.

@@ -57,6 +57,13 @@ def test_epochs_stop_at_a_gradient_that_is_not_finite(at, left):
     assert "not finite" in report.fallback
 
 
+def test_sfpo_returns_to_the_mean_of_its_fast_steps_where_a_gradient_is_not_finite():
+    # η = 0.5, θ⁰ = 1, θ² = 0.25: the mean of two steps of −0.75 in all is 1 − 0.375.
+    toy = ToyLearner(torch.tensor([1.0]), finite_except(2), lr=0.5)
+    report = SFPO(SfpoRule(k=3)).step(toy)
+    assert (toy.flat().item(), report.backward_passes, report.finite) == (0.625, 3, True)
+
+
 def test_extragradient_by_hand():
     # L = θ²/2, η = 0.5, θ⁰ = 1. α = 1: θ̃ = 0.5, θ = 1 − 0.5 · 0.5 = 0.75. α = ½: θ̃ = 0.75, θ = 1 − 0.5 · 0.75 = 0.625.
     for alpha, end in ((1.0, 0.75), (0.5, 0.625)):

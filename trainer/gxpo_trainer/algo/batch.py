@@ -58,7 +58,7 @@ def zero_variance(rewards: Rewards) -> bool:
     return all(value == values[0] for value in values)
 
 
-def group_advantages(rewards: FloatArray, *, use_std: bool = True, epsilon: float = 1e-6) -> FloatArray:
+def group_advantages(rewards: FloatArray, *, use_std: bool, epsilon: float) -> FloatArray:
     """Advantages of one group (`rewards_array`), float64[n].
 
     A group of equal rewards gets exactly 0 everywhere (rounding of its mean must not become a signal when the

@@ -53,7 +53,7 @@ def generate(split: Split, num_problems: int, seed: int) -> list[dict[str, Any]]
     rng = random.Random(f"gxpo code problems {split} {seed}")
     rows: dict[str, dict[str, Any]] = {}
     misses = 0
-    while len(rows) < num_problems and misses < 10_000:  # draws in a row without a new one: there are no more
+    while len(rows) < num_problems and misses < 10_000:  # in a row; then none is left
         misses += 1
         argument, words, template = rng.choice(_FAMILIES)
         c, d = rng.sample(LETTERS, 2)

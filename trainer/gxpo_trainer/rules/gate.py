@@ -185,7 +185,7 @@ def describe(gate: GateConfig) -> str:
     if math.isinf(step):
         return "The gate never fires: the look-ahead stays on to the end."
     # Two significant digits, the precision of the estimate.
-    rounded = str(round(step)) if step < 100 else f"{float(f'{step:.2g}'):,.0f}" if step < 1e6 else f"{step:.0e}"
+    rounded = f"{float(f'{step:.2g}'):,.0f}" if step < 1e6 else f"{step:.0e}"
     return f"On noise alone the gate is expected to fire at step {rounded}; a real change fires it earlier."
 
 

@@ -111,7 +111,7 @@ class GXPO(GatedLookAhead):
             predictor.extrapolate(learner, self.buffers, theta_k, trial=True)
             metrics.update(diagnostics.prediction_error(learner, self.trajectory, theta_k, theta0))
             del theta_k
-        sums = predictor.extrapolate(learner, self.buffers, live)
+        sums = predictor.extrapolate(learner, self.buffers, live, trial=False)
         if self.trajectory is not None:
             alpha = self.settings.alpha
             metrics.update(diagnostics.reposition_error(learner, self.trajectory, live, theta0, alpha))

@@ -46,7 +46,7 @@ class Plan:
     scale_clip: tuple[float, float] | None
 
     @classmethod
-    def of(cls, settings: GxpoRule, threshold: float | Tensor, *, trial: bool = False) -> Plan:
+    def of(cls, settings: GxpoRule, threshold: float | Tensor, *, trial: bool) -> Plan:
         """trial: for θᴷ itself, α = 1."""
         ratio_clip = None if settings.ratio_clip == "none" else settings.ratio_clip
         return cls(settings.k, 1.0 if trial else settings.alpha, threshold, ratio_clip, settings.scale_bounds)
@@ -162,7 +162,7 @@ class Predictor:
         self.holds_gradient = settings.probes == 2 and not self.holds_point
 
     def extrapolate(
-        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
+        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool
     ) -> dict[str, float]:
         """Overwrite `theta`, the point after the probes, with θ̃; returns the FIELDS summed over ranks.
 
@@ -201,7 +201,7 @@ class DisplacementPredictor(Predictor):
     holds_point = True
 
     def extrapolate(
-        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
+        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool
     ) -> dict[str, float]:
         # A step carries the learning rate: |d⁰| > ηδ, which for plain gradient descent is the paper's |g⁰| > δ.
         recurrence = learner.recurrence()
@@ -221,7 +221,7 @@ class ReplayPredictor(Predictor):
     _has_scale = False
 
     def extrapolate(
-        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
+        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool
     ) -> dict[str, float]:
         gradients, recurrence, state = learner.gradients(), learner.recurrence(), learner.optimizer_state()
         probes = [buffers.probe or gradients, gradients]
