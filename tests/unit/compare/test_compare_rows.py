@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
-from gxpo_trainer.compare.groups import compare_groups, default_baseline, payoff_of, time_speed_up
+from gxpo_trainer.compare.groups import compare_groups, default_baseline, payoff_of, sweep, time_speed_up
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import decode_evaluation, flatten, run_curves, sampling_share
 from gxpo_trainer.compare.seeds import (
@@ -152,6 +152,15 @@ def test_a_row_that_is_no_evaluation_is_rejected(row: dict[str, Any]) -> None:
         decode_evaluation(row)
 
 
+def test_numbers_of_a_row_are_decoded() -> None:
+    scores = {"pass@1": "NaN"}
+    row = {"step": "3", "benchmark": "a", "scores": scores, "per_problem": ["NaN", 0.5], "training_s": "Infinity"}
+    decoded = decode_evaluation(row)
+    assert (decoded["step"], decoded["training_s"], decoded["problem_ids"]) == (3, math.inf, [])
+    assert math.isnan(decoded["scores"]["pass@1"])
+    np.testing.assert_array_equal(decoded["per_problem"], [math.nan, 0.5])
+
+
 def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
     made = [config(0, "a"), config(1, "b"), config(0, alpha=0.9), config(1, alpha=0.9)]
     runs = [(flat_run(0.5, one["seed"]), one) for one in made]
@@ -217,11 +226,12 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
     late.runs[0].curve.steps[0] = 7
     groups = [SeedGroup("GRPO", (flat_run(0.5),)), late, SeedGroup("GXPO", (flat_run(0.6),))]
     table = budget_table(compare_groups(groups, "GRPO", budgets={"steps": (5,)}))
-    assert [row[:4] for row in table.rows] == [
-        ("5 steps", "GRPO", "50.0%", "–"),
-        ("", "late", "–", "–"),
-        ("", "GXPO", "60.0%", "+10.0"),
-    ]
+    assert table.rows == (
+        ("5 steps", "GRPO", "50.0%", *["–"] * 3),
+        ("", "late", *["–"] * 4),
+        ("", "GXPO", "60.0%", "+10.0", *["–"] * 2),
+    )
+    assert table.title == "Accuracy at equal budgets (points; 95% intervals of the difference)"
 
 
 def test_the_most_accurate_grpo_is_the_baseline() -> None:
@@ -268,10 +278,28 @@ def test_a_payoff_by_hand() -> None:
     reverse = compare_groups(groups, "Epochs")
     assert payoff_of(reverse.group("GRPO"), reverse.group("Epochs"))[1] == pytest.approx(1 / 3)
     assert payoff_of(comparison.group("GRPO"), comparison.group("GRPO")) is None
+    # Nor has a group one of whose seeds does not get there.
+    arriving = [SeedGroup(n, (by_steps(n, ends), by_steps(n, (0.2, 0.4), seed=1))) for n, ends in (("A", (0.2, 0.5)),)]
+    fast = [SeedGroup("GRPO", tuple(by_steps("GRPO", (0.2, 0.3, 0.5), seed=seed) for seed in (0, 1)))]
+    late = compare_groups([*arriving, *fast], "GRPO")
+    assert late.group("A").seed_speed_ups["steps"].num == 1
+    assert payoff_of(late.group("A"), late.group("GRPO")) is None
     table = next(table for table in all_tables(groups, comparison) if "pays" in table.title)
     assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
     # In time 2/(0.8 + 0.6), asynchronously 2 · 0.8/max(0.8, 0.6).
     assert table.rows == (("Epochs", "2.0× fewer", "1.4× less", "2.0× less", "3.00"),)
+
+
+def test_a_sweep_of_targets_by_hand() -> None:
+    # Two passes a step: 0.8 after 20 passes, one hour; the baseline's 0.6 after 20 passes, two hours.
+    group, baseline = SeedGroup("G", (by_steps("G", (0.2, 0.8), 2),)), SeedGroup("B", (by_steps("B", (0.2, 0.4, 0.6)),))
+    for axis, first, between, costs in (
+        ("backward_passes", 1.0, 15 / 10, (20, 15)),
+        ("hours", None, 1.5 / 0.5, (None, 1.5)),
+    ):
+        (reach,) = sweep(group, baseline, [0.5], {"backward_passes": np.array([0.0, 20.0])}, axis)
+        assert (reach.first and reach.first.mean) == first
+        assert (reach.interpolated.mean, reach.costs) == (pytest.approx(between), pytest.approx(costs))
 
 
 def test_tables_of_a_comparison_by_hand() -> None:

@@ -193,6 +193,10 @@ def test_ratio_noise_is_the_root_mean_square_of_r_minus_one_over_active_coordina
     learner = ToyLearner(torch.ones(4), lambda theta, taken: [rows[taken]])
     assert ratio_noise(learner, make_rule(GxpoRule())) == {"diagnostics/ratio_noise": pytest.approx((0.25 / 3) ** 0.5)}
     assert learner.passes == 2
+    # SFPO predicts nothing: every coordinate with a gradient counts.
+    rows = [torch.tensor([1e-9, 0.0, 0, 0]), torch.tensor([1.5e-9, 1.0, 1, 1])]
+    for_sfpo = ratio_noise(ToyLearner(torch.ones(4), lambda theta, taken: [rows[taken]]), make_rule(SfpoRule()))
+    assert for_sfpo == {"diagnostics/ratio_noise": pytest.approx(0.5)}
     silent = ToyLearner(torch.ones(4), lambda theta, taken: [torch.zeros(4)])
     assert ratio_noise(silent, make_rule(GxpoRule())) == {}
 

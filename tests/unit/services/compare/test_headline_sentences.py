@@ -18,7 +18,7 @@ from gxpo_services.compare.headline import (
     signal_sentence,
     state_sentence,
 )
-from gxpo_services.compare.schemas import gate_view
+from gxpo_services.compare.schemas import curve_view, gate_view
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
@@ -148,6 +148,8 @@ def test_a_gate_says_whether_it_was_thinned() -> None:
     assert {5.0, -4.0} <= set(thinned.z)
     assert [trace.z[int(step)] for step in thinned.steps] == thinned.z
     assert (thinned.threshold, thinned.shutoff_step, thinned.two_sided) == (0.5, 7, True)
+    drawn = curve_view(curve([0.0, 30.0], [0.1, 0.5]), 0.0, np.array([[0.05, 0.4], [0.2, 0.6]]))
+    assert (drawn.low, drawn.high, drawn.accuracy, drawn.smoothed) == ([0.05, 0.4], [0.2, 0.6], *[[0.1, 0.5]] * 2)
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
