@@ -199,3 +199,18 @@ def test_key_value_heads_may_be_replicated_but_not_split_unevenly() -> None:
     check_heads({"model_type": "strange"}, on(1))
     with pytest.raises(ConfigError, match=r"has no num_attention_heads.*set it to 1"):
         check_heads({"model_type": "strange"}, on(2))
+
+
+def test_heads_that_vllm_cannot_compute_on_a_cpu_are_refused_before_an_engine_starts() -> None:
+    small, named = {"num_attention_heads": 4, "hidden_size": 64}, {"num_attention_heads": 4, "head_dim": 16}
+    for body in (small, named, {"text_config": named}):
+        check_heads(body, on(1))
+        check_heads(body, on(1), "gpu")
+        with pytest.raises(ConfigError, match=r"model\.path .* heads of 16 values on a CPU; .* heads of 32, 64, "):
+            check_heads(body, on(1), "cpu")
+    on_cpu = {"placement": {"device": "cpu"}}
+    with pytest.raises(ConfigError, match="heads of 16 values"):
+        check_heads(small, RunConfig.model_validate(on_cpu))
+    check_heads({**small, "head_dim": 32}, on(1), "cpu")
+    supervised = {"rollout": {"source": "dataset"}, "evaluation": {"benchmarks": []}}
+    check_heads(small, RunConfig.model_validate(on_cpu | supervised))

@@ -247,9 +247,8 @@ def _run_over_shards(
     learner: RuleLearner, function: Callable[..., Tensor], settings: Sequence[Any], shards: Sequence[Sequence[Tensor]]
 ) -> dict[str, float]:
     """One fused pass `function(*settings, *slices)` over all local shards; the FIELDS summed over ranks."""
-    device = shards[0][0].device
-    kernel = _compile(function, dynamic=True) if device.type == "cuda" else function
-    total = torch.zeros(len(FIELDS), dtype=torch.float64, device=device)
+    kernel = _compile(function, dynamic=True) if shards[0][0].is_cuda else function
+    total = torch.zeros(len(FIELDS), dtype=torch.float64, device=shards[0][0].device)
     for parts in chunks(*shards):
         total += kernel(*settings, *parts)
     return dict(zip(FIELDS, reduce_sums(learner, total), strict=True))
