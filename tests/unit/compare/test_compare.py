@@ -193,6 +193,7 @@ def test_one_or_no_shared_seed_is_inconclusive() -> None:
     apart = compare_groups([three_seeds("GRPO", (10, 10)), SeedGroup("GXPO", (linear_run(2, 5),))], "GRPO")
     assert apart.group("GXPO").num_paired == 0
     assert "no run shares a seed with the baseline" in weigh(apart).sentence
+    assert not weigh(apart).conclusive
 
 
 def three_seeds(name: str, arrivals: Sequence[int], **fields: object) -> SeedGroup:
@@ -222,6 +223,10 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
         "shown equivalent."
     )
     assert not evidence.conclusive
+    # Twice the cost in every seed is no advantage, however certain.
+    slower = compare_groups([three_seeds("GRPO", (5, 5, 4)), three_seeds("GXPO", (10, 10, 10))], "GRPO")
+    assert slower.group("GXPO").seed_speed_ups["steps"].mean == pytest.approx(10 ** (-1 / 3))
+    assert weigh(slower).supported == {"GXPO": ()}
 
 
 AFTER = "below GRPO after 10 backward passes"

@@ -212,6 +212,7 @@ def made_of(*body: object) -> str:
         (made_of("+x", 5, 1), "text"),
         (made_of("+x", "a\x00b", 1), "text"),
         (made_of("+x", 1.0, -1), "float"),
+        (made_of("+x", 1.0, "1"), "float"),
         (made_of("+x", 1.0, 2**63), "float"),
         (made_of("+x", 1.0), "float"),
         ("", "float"),
