@@ -234,9 +234,6 @@ def pair(
         yield made
 
 
-# ---- samples --------------------------------------------------------------------------------------------------------
-
-
 def test_logprobs_agree_with_transformers_after_every_sync(pair: Pair) -> None:
     for _ in range(4):
         report = pair.sync()
@@ -315,9 +312,6 @@ def test_prefix_cache_of_earlier_weights_is_never_used(pair: Pair) -> None:
     pair.sync()
     with pair.broken("same cache"):
         assert pair.gaps(pair.generate(requests)).mean() > 1e-4
-
-
-# ---- syncs ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_version_may_come_in_many_buckets(pair: Pair) -> None:
@@ -399,9 +393,6 @@ def test_weights_that_are_not_finite_or_of_a_closed_publisher_are_refused(pair: 
     with pytest.raises(WeightSyncMismatch, match="publisher has closed, or learner and sampler are on different hosts"):
         ray.get(pair.actor.receive.remote(bucket))
     pair.sync()
-
-
-# ---- adapters -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -221,9 +221,6 @@ def test_bf16_weight_gradient_of_many_chunks_is_summed_in_fp32() -> None:
     assert relative_difference(head.weight.grad, exact.grad) < 0.005
 
 
-# ---- variable-length attention --------------------------------------------------------------------------------------
-
-
 def attention_by_sequence(
     query: Tensor,
     key: Tensor,

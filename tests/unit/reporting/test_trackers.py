@@ -82,9 +82,6 @@ def send(out_dir: Path, tracker: Any, *, python: str = sys.executable, finish_s:
     return said
 
 
-# ---- trackers that write files ----------------------------------------------------------------------------------
-
-
 def test_tensorboard_shows_each_attempt_with_the_config_and_samples(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert send(tmp_path, "tensorboard") == []
@@ -115,9 +112,6 @@ def test_wandb_without_a_key_writes_one_offline_run_per_attempt(
     assert len(list(tmp_path.glob("run/wandb/offline-run-*/*.wandb"))) == 2
     tables = list(tmp_path.glob("run/wandb/offline-run-*/files/media/table/samples_*.json"))
     assert len(tables) == 7
-
-
-# ---- real servers -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -227,9 +221,6 @@ def test_trackio_gets_config_curves_and_samples_with_the_right_token(
     assert all(word in stored for word in (b"reward/mean", b"boxed", b"learning_rate"))
 
 
-# ---- clients that fail ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "own_logger.py").write_text(LOGGER)
@@ -312,9 +303,6 @@ def test_a_feed_ends_by_itself_when_its_trainer_is_killed(own: str, tmp_path: Pa
     orphan = subprocess.run(command, stdin=subprocess.DEVNULL, check=False, timeout=60)
     assert orphan.returncode == 0
     assert len(lines(tmp_path)) == 3
-
-
-# ---- settings ---------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_package_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,9 +169,6 @@ def test_a_branch_begins_with_the_tokens_of_what_it_shares() -> None:
     assert bench.rows[1].parts[0][1][: len(shared)] == shared
 
 
-# ---- what the agent is answered, and the end of an episode -------------------------------------------------------
-
-
 def test_tool_calls_come_back_as_calls_and_are_rendered_as_they_were_sampled() -> None:
     request = ChatRequest(({"role": "user", "content": "x"},), (TOOL,))
     message = parsed_calls(tool_parser("hermes"), TOKENIZER, CALLS, request)

@@ -56,8 +56,6 @@ def run_until(launch: Launch, error: BaseException, *, setting_up: bool = False)
         raise error
 
 
-# ---- the lock ------------------------------------------------------------------------------------------------
-
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
@@ -87,9 +85,6 @@ def test_a_folder_has_one_trainer_and_is_free_when_that_is_killed(tmp_path: Path
         finally:
             holder.kill()
             os.kill(child, signal.SIGKILL)
-
-
-# ---- the outcome ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -181,9 +176,6 @@ def test_a_launch_that_was_taken_over_stops_and_reports_nothing_more(tmp_path: P
     assert server.outcome is None
 
 
-# ---- the command ---------------------------------------------------------------------------------------------
-
-
 def train(*argv: str | Path) -> int:
     return cli.main(["train", *map(str, argv)])
 
@@ -199,9 +191,6 @@ def test_a_refused_config_is_reported_to_the_service(tmp_path: Path, server: Ing
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.toml", "outcome.json"]
     assert train(config, "--service", address) == 2
     assert "--service requires --out" in capsys.readouterr().err
-
-
-# ---- attempts, addresses -------------------------------------------------------------------------------------
 
 
 STALLS = """

@@ -68,9 +68,6 @@ def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monk
     assert {*known} == {"a", "b", "c"}, "what is left out leaves no name behind"
 
 
-# ---- over HTTP -------------------------------------------------------------------------------------------------
-
-
 def test_the_first_heartbeat_makes_the_run_running_and_one_that_says_nothing_new_changes_its_time_alone(
     anonymous: TestClient, database: Database
 ) -> None:
@@ -238,9 +235,6 @@ def test_names_go_with_their_last_run_and_numbers_are_never_given_again(database
     after = numbers()
     assert min(after["own/0"], after["new"]) > max(before.values())
     assert runs.curve(database, third.split()[0], "own/0") == [(1, 4.0)]
-
-
-# ---- files of a dead trainer: ingested exactly once by the scheduler that holds the run ------------------------
 
 
 @pytest.fixture
