@@ -42,7 +42,6 @@ def test_actions_are_above_the_table_whose_rows_stay_and_curves_of_the_selected_
     page.settle()  # a script that still runs leaves buttons of the last one
     assert page.one(".rows-table").location == top
     compare = page.button("Compare")
-    assert compare is not None
     assert compare.location["y"] < top["y"]
     buttons = page.all(".st-key-bar button:enabled")
     assert len(buttons) > 2

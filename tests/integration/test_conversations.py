@@ -157,7 +157,6 @@ class Bench:
 
     def verified_versions(self, prompt: np.ndarray, row: Sample) -> list[int]:
         """The versions that sampled the parts of a row; every token has the log-probability of its version."""
-        assert row.sampled is not None
         begin = 0
         for version, count in row.versions:
             self.model.load_state_dict(self.weights[version])
@@ -172,7 +171,6 @@ class Bench:
 
 def spans(sample: Sample) -> list[tuple[bool, list[int]]]:
     """Consecutive parts of a response by who wrote them."""
-    assert sample.sampled is not None
     parts: list[tuple[bool, list[int]]] = []
     for token, mine in zip(sample.token_ids.tolist(), sample.sampled.tolist(), strict=True):
         if not parts or parts[-1][0] != mine:
@@ -222,7 +220,6 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
         assert "1" not in texts[-1][4]
     versions = set()
     for sample in [sample for group in played.groups for sample in group.samples]:
-        assert sample.episode is not None
         assert sample.episode.end == "done"
         turns = [turn.text for turn in sample.episode.turns if turn.speaker == "policy"]
         assert turns in texts
@@ -233,7 +230,6 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
         # The last turn has its stop text in the row, and not in the answer.
         assert all(text.startswith(turn) for text, turn in zip(sorted(decoded), sorted(turns), strict=True))
         for row in sample.rows:
-            assert row.prompt_token_ids is not None
             versions |= {*bench.verified_versions(row.prompt_token_ids, row)}
     assert versions == {first, bench.version}
     assert {group.weights_version for group in played.groups} <= versions
@@ -246,7 +242,6 @@ def test_an_agent_is_told_of_a_full_context_and_ended_by_an_empty_budget(bench: 
     endless = SamplingSettings(max_new_tokens=40, ignore_eos=True)
     played = bench.play([bench.request({"asks": asks}, 2, seed=0)], endless)
     for sample in [sample for group in played.groups for sample in group.samples]:
-        assert sample.episode is not None
         assert (sample.episode.end, sample.num_sampled) == ("length", 40)
     last = max(played.calls, key=lambda call: len(call.actions))
     full, one, two = map(json.loads, last.actions)

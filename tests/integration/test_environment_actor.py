@@ -44,7 +44,6 @@ def environments(ray_on_loopback: None) -> Callable[..., Any]:
     def start(name: str = "Counter") -> Iterator[EnvironmentHandle]:
         config = RunConfig.model_validate({"environment": {"name": f"{MODULE}:{name}", "deadline_s": 120.0}})
         handle = start_environments(config, placement)  # type: ignore[arg-type]
-        assert handle is not None
         try:
             yield handle
         finally:

@@ -172,7 +172,6 @@ def test_a_branch_begins_with_the_tokens_of_what_it_shares() -> None:
 def test_tool_calls_come_back_as_calls_and_are_rendered_as_they_were_sampled() -> None:
     request = ChatRequest(({"role": "user", "content": "x"},), (TOOL,))
     message = parsed_calls(tool_parser("hermes"), TOKENIZER, CALLS, request)
-    assert message is not None
     assert message["content"] == "Let me see. "
     (call,) = message["tool_calls"]
     assert call["function"] == {"name": "calc", "arguments": '{"e": "1+1"}'}

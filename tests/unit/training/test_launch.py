@@ -70,7 +70,6 @@ time.sleep(600)
 
 def test_a_folder_has_one_trainer_and_is_free_when_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
         child = int(holder.stdout.readline())
         try:
             assert (tmp_path / ".lock").read_text() == f"{holder.pid} {process_start(holder.pid)}\n"
@@ -337,7 +336,6 @@ def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", program, str(tmp_path)]
     process = subprocess.Popen(command, env={"GXPO_STOP_WAIT_S": "0.2"}, **pipes)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     _, printed = process.communicate(timeout=60)

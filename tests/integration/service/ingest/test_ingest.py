@@ -259,7 +259,6 @@ def test_the_rest_of_the_files_and_the_outcome_are_read(database: Database, fold
     )
     heartbeat = runs.get(database, run_id).heartbeat_at
     outcome = drain(database, run_id, folder, 1, 1)
-    assert outcome is not None
     assert (outcome.outcome, outcome.reason, outcome.message) == ("failed", "diverged", "NaN")
     assert runs.curve(database, run_id, "a") == [(step, float(step)) for step in range(1200)]
     run = runs.get(database, run_id)
@@ -308,7 +307,6 @@ def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path
         assert drain(database, run_id, folder, 2, 2) is None
     (folder / "outcome.json").write_text('{"attempt": 2, "outcome": "paused"}')
     outcome = drain(database, run_id, folder, 2, 2)
-    assert outcome is not None
     assert outcome.outcome == "paused"
 
 

@@ -202,7 +202,6 @@ def end_all(database: Database, accuracy: dict[str, float], state: RunState = Ru
     """End every queued run; accuracy: by arm."""
     with database.writing() as session:
         for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED)):
-            assert run.group_values is not None
             run.state, run.score = state, accuracy[run.group_values["arm"]]
             for name, value in more.items():
                 setattr(run, name, value)
