@@ -11,8 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -64,6 +63,14 @@ class ScriptedAgents:
         return Reply(Turn(done=True))
 
 
+class Played(NamedTuple):
+    """groups: in the order in which they finished. updates: how many were received."""
+
+    groups: list[Group]
+    calls: list[Call]
+    updates: int
+
+
 class ConversationActor(SamplerActor):
     """A sampler with scripted agents; every call of `play` has new ones."""
 
@@ -74,12 +81,9 @@ class ConversationActor(SamplerActor):
         version: int,
         update: Any,
         update_at: tuple[int, int],
-    ) -> tuple[list[Group], list[Call], int]:
-        """Groups as they finish, calls, and how many updates were received.
-
-        update: the bucket of a version that is received between two engine steps, once a response has been answered
-        `update_at[0]` times and has sampled `update_at[1]` tokens since.
-        """
+    ) -> Played:
+        """update: the bucket of a version that is received between two engine steps, once a response has been answered
+        `update_at[0]` times and has sampled `update_at[1]` tokens since."""
         self.environments = environments = ScriptedAgents()
         groups: list[Group] = []
         driver, step = self._driver, self._driver.step
@@ -101,14 +105,7 @@ class ConversationActor(SamplerActor):
                 groups += [group for _, group in item.groups]
         finally:
             del driver.step
-        return groups, list(environments.calls), int(update is not None and not due)
-
-
-@dataclass
-class Played:
-    groups: list[Group]
-    calls: list[Call]
-    updates: int
+        return Played(groups, list(environments.calls), int(update is not None and not due))
 
 
 class Bench:
@@ -141,7 +138,7 @@ class Bench:
         """update_at: when the engine receives the next version (ConversationActor.play), which then is the bench's."""
         version = self.version
         update = None if update_at is None else self.change()
-        return Played(*ray.get(self.actor.play.remote(requests, sampling, version, update, update_at or (0, 0))))
+        return ray.get(self.actor.play.remote(requests, sampling, version, update, update_at or (0, 0)))
 
     def change(self) -> WeightBucket:
         """The next version, which differs from the present one."""

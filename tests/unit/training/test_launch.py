@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from support.ingest_server import IngestServer, serving
+from support.ingest_server import IngestServer
 
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
@@ -36,7 +36,8 @@ from gxpo_trainer.training.launch import TERMINATED, Launch
 
 @pytest.fixture
 def server() -> Iterator[IngestServer]:
-    yield from serving()
+    with IngestServer() as server:
+        yield server
 
 
 def service(server: IngestServer, attempt: int = 3) -> ServiceAddress:
