@@ -222,9 +222,7 @@ def started(folder: Path, model: Any, weights: Callable[[], Weights] | None = No
         pair.publisher.close()
 
 
-@pytest.fixture(
-    scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.long("the other kind of head"))]
-)
+@pytest.fixture(scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.long("the other head"))])
 def pair(
     request: pytest.FixtureRequest, ray_on_loopback: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:

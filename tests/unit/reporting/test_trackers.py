@@ -169,12 +169,7 @@ def test_a_late_mlflow_server_gets_config_curves_and_samples_and_the_key_stays_o
     assert len(said) == 2, said
     assert said[0].startswith("mlflow cannot be reached or refuses the run; training goes on")
     assert said[1] == f"mlflow has not been sent everything; `gxpo track {tmp_path / 'run'}` sends the rest"
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path}/mlflow.db",
-        "--artifacts-destination",
-        f"{tmp_path}/artifacts",
-    ]
+    store = [f"--backend-store-uri=sqlite:///{tmp_path}/mlflow.db", f"--artifacts-destination={tmp_path}/artifacts"]
     url = serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store, port=port)
     logging = build({"logging": {"trackers": ["mlflow"]}}).logging
     with Trackers(tmp_path / "run", logging, said.append, python=other_python, finish_s=60.0) as running:

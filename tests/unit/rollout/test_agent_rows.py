@@ -97,9 +97,8 @@ class Bench:
         return message
 
 
-TURN = st.tuples(
-    st.lists(st.sampled_from(ORDINARY), max_size=8), st.sampled_from(["", "", THOUGHT, CALLS]), st.booleans()
-)
+WORDS = st.lists(st.sampled_from(ORDINARY), max_size=8)
+TURN = st.tuples(WORDS, st.sampled_from(["", "", THOUGHT, CALLS]), st.booleans())
 STEP = st.tuples(
     st.sampled_from(["continue", "continue", "retry", "edit", "compact", "other", "elsewhere"]),
     TURN,
