@@ -39,9 +39,6 @@ def settings(path: Path | str, **more: object) -> ModelConfig:
     return ModelConfig.model_validate({"path": str(path), **more})
 
 
-# ---- policies -------------------------------------------------------------------------------------------------------
-
-
 def test_weights_are_those_of_the_file_in_the_asked_precision(folder: Path) -> None:
     saved = load_file(folder / "model.safetensors")
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -102,9 +99,6 @@ def test_an_incomplete_checkpoint_is_rejected_instead_of_filled_with_random_numb
         load_tokenizer(settings(folder))
     tokenizer = load_tokenizer(settings("starter"))
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-# ---- the hub --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -170,9 +164,6 @@ def test_the_random_starter_has_the_starters_shape_and_tokenizer_and_the_same_we
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     with pytest.raises(ConfigError, match=r"starter-random.*XDG_CACHE_HOME"):
         resolve_model(settings("starter-random"))
-
-
-# ---- devices --------------------------------------------------------------------------------------------------------
 
 
 def on(devices: int) -> RunConfig:
