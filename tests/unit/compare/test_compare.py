@@ -340,6 +340,8 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
     differences = find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x", 1: "x"})])
     assert [difference.values for difference in differences] == [{"a": ("x", "y"), "b": ("x",)}]
     assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
+    # Each is compared with the first, not with one another.
+    assert find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x"}), group("c", {1: "y"})]) == []
 
 
 def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> None:

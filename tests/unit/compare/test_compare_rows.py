@@ -232,6 +232,8 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
         ("", "GXPO", "60.0%", "+10.0", *["–"] * 2),
     )
     assert table.title == "Accuracy at equal budgets (points; 95% intervals of the difference)"
+    in_time = budget_table(compare_groups(groups[::2], "GRPO", budgets={"hours": (1.0,)}))
+    assert in_time.rows[0][0] == "1 h 0 min"
 
 
 def test_the_most_accurate_grpo_is_the_baseline() -> None:

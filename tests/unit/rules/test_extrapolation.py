@@ -214,6 +214,9 @@ def test_prediction_errors_by_hand() -> None:
     assert apart["gxpo/theta_k_error"] == pytest.approx(2.0)
     unmoved = prediction_error(learner, start, [torch.tensor([4.0, 1.0, 5.0])], start)
     assert unmoved.keys() == {"gxpo/theta_k_error"}
+    small = prediction_error(learner, [torch.tensor([1.5, 1.0, 1.0])], [torch.tensor([1.25, 1.0, 1.0])], start)
+    assert small["gxpo/theta_k_relative_error"] == pytest.approx(0.5)
+    assert small["gxpo/displacement_cosine_error"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_cosine_and_root_mean_squares_by_hand() -> None:
