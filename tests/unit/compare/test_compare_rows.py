@@ -13,7 +13,7 @@ import pytest
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.compare.groups import compare_groups, default_baseline, payoff_of, sweep, time_speed_up
 from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.rows import decode_evaluation, flatten, run_curves, sampling_share
+from gxpo_trainer.compare.rows import decode_evaluation, flatten, forward_passes, run_curves, sampling_share
 from gxpo_trainer.compare.seeds import (
     SeedGroup,
     config_key,
@@ -150,6 +150,20 @@ def test_an_identity_that_states_little_still_gives_a_run() -> None:
 def test_a_row_that_is_no_evaluation_is_rejected(row: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="a row is not an evaluation"):
         decode_evaluation(row)
+
+
+@pytest.mark.parametrize(
+    ("learner", "passes"),
+    [
+        ({}, 0),
+        ({"loss": {"kl_beta": 0}, "mini_batches": 1}, 0),
+        ({"loss": {"kl_beta": 0.5}}, 1),
+        ({"mini_batches": 2}, 1),
+        ({"loss": {"kl_beta": 2.0}, "mini_batches": 4}, 2),
+    ],
+)
+def test_forward_passes_are_those_of_a_reference_policy_and_of_mini_batches(learner: Any, passes: int) -> None:
+    assert forward_passes({"learner": learner}) == passes
 
 
 def test_numbers_of_a_row_are_decoded() -> None:
