@@ -28,9 +28,12 @@ def unbounded(schema: Mapping[str, Any], definitions: Mapping[str, Any], path: s
 
 
 def bounds(schema: Mapping[str, Any], definitions: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Paths with their bounds, as "minimum 0 maximum 9"."""
+    """Paths with their bounds and defaults, as "minimum 0 maximum 9 default 3"."""
     for place, part in parts(schema, definitions, path):
-        if words := [f"{word} {part[word]:.19g}" for word in KEYWORDS if word in part]:
+        words = [f"{word} {part[word]:.19g}" for word in KEYWORDS if word in part]
+        if isinstance(default := part.get("default"), int | float) and not isinstance(default, bool):
+            words.append(f"default {default:g}")
+        if words:
             yield place, " ".join(words)
 
 

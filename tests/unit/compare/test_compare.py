@@ -194,6 +194,9 @@ def test_one_or_no_shared_seed_is_inconclusive() -> None:
     assert apart.group("GXPO").num_paired == 0
     assert "no run shares a seed with the baseline" in weigh(apart).sentence
     assert not weigh(apart).conclusive
+    alone = weigh(compare_groups(groups[:1], "GRPO"))
+    assert alone.sentence == "GRPO is the only configuration; add another run to compare it with."
+    assert (alone.conclusive, alone.supported, alone.missing) == (False, {}, ("a second run",))
 
 
 def three_seeds(name: str, arrivals: Sequence[int], **fields: object) -> SeedGroup:

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
-from gxpo_trainer.compare.groups import compare_groups, default_baseline, payoff_of, sweep, time_speed_up
+from gxpo_trainer.compare.groups import (
+    Reach,
+    best_plateau,
+    compare_groups,
+    default_baseline,
+    payoff_of,
+    sweep,
+    time_speed_up,
+)
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import decode_evaluation, flatten, forward_passes, run_curves, sampling_share
 from gxpo_trainer.compare.seeds import (
@@ -21,7 +29,7 @@ from gxpo_trainer.compare.seeds import (
     group_labels,
     seed_band,
 )
-from gxpo_trainer.compare.text_tables import all_tables, budget_table, ranking_table
+from gxpo_trainer.compare.text_tables import Table, all_tables, budget_table, markdown, ranking_table, reach_cell
 from gxpo_trainer.errors import DataError
 
 
@@ -142,6 +150,7 @@ def test_an_identity_that_states_little_still_gives_a_run() -> None:
         {"step": 1, "benchmark": "a", "scores": [0.5]},
         {"step": 1, "benchmark": "a", "scores": {"pass@1": "high"}},
         {"step": 1, "benchmark": "a", "scores": {}, "per_problem": ["x"]},
+        {"step": 1, "benchmark": "a", "scores": {}, "per_problem": [[0.5]]},
         {"step": 1, "benchmark": "a", "scores": {}, "training_s": [1]},
         {"step": None, "benchmark": "a", "scores": {}},
         {"step": 1, "benchmark": "a", "scores": {"pass@1": 10**400}},
@@ -316,6 +325,37 @@ def test_a_sweep_of_targets_by_hand() -> None:
         (reach,) = sweep(group, baseline, [0.5], {"backward_passes": np.array([0.0, 20.0])}, axis)
         assert (reach.first and reach.first.mean) == first
         assert (reach.interpolated.mean, reach.costs) == (pytest.approx(between), pytest.approx(costs))
+
+
+@pytest.mark.parametrize(
+    ("axis", "first", "between", "cell"),
+    [
+        ("backward_passes", (1.7, 1.6, 1.9), (1.5, 1.4, 1.6), "1.70 [1.60, 1.90]; 1.50 [1.40, 1.60]"),
+        ("backward_passes", None, (1.5, None, None), "–; 1.50"),
+        ("steps", (2.0, 2.0, 2.0), None, "2.00; –"),
+        ("hours", None, (3.0, 2.5, 3.5), "3.00 [2.50, 3.50]"),
+        ("steps", None, None, "–"),
+    ],
+)
+def test_a_reach_in_words(axis: Any, first: Any, between: Any, cell: str) -> None:
+    intervals = [values and Interval(*values, 5) for values in (first, between)]
+    assert reach_cell(Reach(axis, 0.8, *intervals, 0.01, (None, None))) == cell
+
+
+def test_a_table_in_markdown() -> None:
+    made = markdown(Table("T", ("run", "x"), (("a", "1"), ("b", "2"))))
+    assert made == "*T*\n\n| run | x |\n|---|---|\n| a | 1 |\n| b | 2 |"
+
+
+def test_the_best_plateau_is_the_highest_mean_of_a_group_whose_seeds_all_have_one() -> None:
+    # Of 20 passes the last 40% are from 12 on: the evaluation at 20.
+    groups = [
+        SeedGroup("a", (by_steps("a", (0.1, 0.2, 0.5), seed=0), by_steps("a", (0.1, 0.2, 0.7), seed=1))),
+        SeedGroup("b", (by_steps("b", (0.1, 0.9, 0.4)),)),
+        SeedGroup("short", (by_steps("short", (0.1, 0.95)),)),
+    ]
+    assert best_plateau(groups, 20) == pytest.approx(0.6)
+    assert math.isnan(best_plateau(groups[2:], 20))
 
 
 def test_tables_of_a_comparison_by_hand() -> None:

@@ -190,9 +190,8 @@ class Predictor:
         return out
 
     def _plan(self, theta: Sequence[Tensor], threshold: float, trial: bool) -> Plan:
-        varies = self.settings.activity == "rms"
-        bound = torch.tensor(threshold, device=theta[0].device) if varies else threshold
-        return Plan.of(self.settings, bound, trial=trial)
+        # A tensor, which a compiled kernel takes without being compiled again for each value.
+        return Plan.of(self.settings, torch.tensor(threshold, device=theta[0].device), trial=trial)
 
 
 class DisplacementPredictor(Predictor):

@@ -58,18 +58,22 @@ minLength 1 maxLength 200: with_metric[], with_setting[]
 minLength 1 maxLength 2000: base.overrides[], overrides[]
 minLength 1 maxLength 60: tag[], tags[]
 minimum -1 maximum 2147483647 | minimum 0 maximum 100000000000 | minimum 0 maximum 9223372036854775808: after
-minimum -1000 maximum 1000: priority
-minimum -9223372036854775808 maximum 9223372036854775808: offset
-minimum 0 exclusiveMaximum 1: sampling_share, smoothing
+minimum 0 maximum 9223372036854775808 default 0: after
+minimum -1000 maximum 1000 | minimum -1000 maximum 1000 default 0: priority
+minimum -9223372036854775808 maximum 9223372036854775808 default 0: offset
+minimum 0 exclusiveMaximum 1: sampling_share
+minimum 0 exclusiveMaximum 1 default 0: smoothing
 minimum 0 maximum 100000000000: before, created_after, created_before
-minimum 0 maximum 2147483647: group, offsets.evaluations, offsets.events, offsets.metrics, offsets.samples, sample, step
+minimum 0 maximum 2147483647: group, sample, step
+minimum 0 maximum 2147483647 default 0: offsets.evaluations, offsets.events, offsets.metrics, offsets.samples
 minimum 0 maximum 9223372036854775808: last-event-id, seeds[]
-minimum 1 maximum 1000 | minimum 1 maximum 200 | minimum 1 maximum 500 | minimum 4 maximum 1048576: limit
+minimum 1 maximum 1000 default 200 | minimum 1 maximum 200 default 50 | minimum 1 maximum 500 default 50: limit
+minimum 4 maximum 1048576 default 65536: limit
 minimum 1 maximum 2147483647: attempt, batch
-minimum 1 maximum 50: steps
-minimum 4 maximum 20000: max_points
+minimum 1 maximum 50 default 4: steps
+minimum 4 maximum 20000 default 1000: max_points
 """
-"""Bounds → members and parameters; a narrower one refuses what clients send today."""
+"""Bounds and defaults → members and parameters; a narrower bound refuses what clients send today."""
 
 
 def test_every_member_and_parameter_of_a_request_is_bounded(tmp_path: Path) -> None:
@@ -87,8 +91,12 @@ def test_every_member_and_parameter_of_a_request_is_bounded(tmp_path: Path) -> N
                 for place, limit in bounds(part, schemas, name):
                     limits[place].add(limit)
     assert found == {f"{place}: object" for place in FREE_FORM} | {"delete tokens/{token_id} token_id: string"}
-    written = [line.split(": ") for line in LIMITS.strip().splitlines()]
-    assert limits == {place: set(limit.split(" | ")) for limit, places in written for place in places.split(", ")}
+    written = defaultdict[str, set[str]](set)
+    for line in LIMITS.strip().splitlines():
+        limit, places = line.split(": ")
+        for place in places.split(", "):
+            written[place].update(limit.split(" | "))
+    assert limits == written
 
 
 @pytest.mark.parametrize(
