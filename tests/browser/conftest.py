@@ -31,12 +31,7 @@ MACHINE = (
     "system/disk_written_bytes_per_s", "system/disk_free_bytes",
 )  # fmt: skip
 """Metrics of a machine with a GPU, which the recordings were not made on."""
-ENVIRONMENT = {
-    **QUICK,
-    "GXPO_MAX_CONCURRENT_RUNS": "3",
-    "GXPO_CANCEL_GRACE_S": "10",
-    "GXPO_PAUSE_GRACE_S": "20",
-}
+ENVIRONMENT = {**QUICK, "GXPO_MAX_CONCURRENT_RUNS": "3", "GXPO_CANCEL_GRACE_S": "10", "GXPO_PAUSE_GRACE_S": "20"}
 
 
 @pytest.fixture(scope="package")

@@ -99,9 +99,8 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
         if run["state"] == "succeeded":
             by_label.setdefault(run["name"].rstrip("0123456789"), []).append(run["id"])
     compared = [run for of_label in by_label.values() for run in of_label[: max(1, _MOST_COMPARED // len(by_label))]]
-    sweeps = [
-        group["id"] for group in client.get("/groups", limit=200)["items"] if client.heat_map(group["id"]) is not None
-    ]
+    groups = [group["id"] for group in client.get("/groups", limit=200)["items"]]
+    sweeps = [group for group in groups if client.heat_map(group) is not None]
     sweep = {"sweep": {"view": "compare", "groups": sweeps[:1], "card": "Sweep"}} if sweeps else {}
     return {
         **sweep,

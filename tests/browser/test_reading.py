@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
-from support.browsing import CHART, TEXTS, Mode, Page, color, keyed, picture, set_mode, text_contrast
+from support.browsing import CHART, TEXTS, Mode, Page, color, picture, set_mode, text_contrast
 from support.contrast import contrast
 from support.site import Site
 
@@ -33,7 +33,7 @@ def test_texts_and_phases_of_charts_are_readable_and_a_rule_has_one_hue(site: Si
         for key, labels in expected.items():
             page.wait(lambda key=key: page.chart(key, SERIES_END), key)  # type: ignore[misc]
             colors[key] = page.chart(key, COLORS)
-            chart = picture(page, keyed(key))
+            chart = picture(page, f'[class*="{key}"] {CHART}')
             boxes, left = dict(page.chart(key, TEXTS)), page.chart(key, "view.origin()[0]")
             assert set(labels) <= boxes.keys()
             places = {label: tuple(map(round, boxes[label])) for label in labels}
@@ -43,21 +43,12 @@ def test_texts_and_phases_of_charts_are_readable_and_a_rule_has_one_hue(site: Si
             if key == "gate-z":
                 start, end = page.chart(key, "view.data('phases').map(row => [row.x, row.x2].map(view.scale('x')))[0]")
                 row = int(page.chart(key, "view.origin()[1]")) + 4
-                inside, outside = (
-                    chart.getpixel((int(left + (start + end) / 2), row)),
-                    chart.getpixel((chart.width - 3, row)),
-                )
+                columns = int(left + (start + end) / 2), chart.width - 3
+                inside, outside = (chart.getpixel((column, row)) for column in columns)
                 assert contrast(color(inside), color(outside)) >= 1.15  # type: ignore[arg-type]
-    look_ahead = {
-        colors["budget"]["look-ahead on"],
-        colors["benchmark-"]["demo"],
-        colors["compare-accuracy"]["GXPO K=5"],
-    }
-    grpo = {
-        colors["budget"]["GRPO (1 per step)"],
-        colors["benchmark-"]["demo-grpo"],
-        colors["compare-accuracy"]["GRPO"],
-    }
+    budget, benchmark, accuracy = (colors[key] for key in ("budget", "benchmark-", "compare-accuracy"))
+    look_ahead = {budget["look-ahead on"], benchmark["demo"], accuracy["GXPO K=5"]}
+    grpo = {budget["GRPO (1 per step)"], benchmark["demo-grpo"], accuracy["GRPO"]}
     assert (len(look_ahead), len(grpo)) == (1, 1)
     for legend in colors.values():
         assert len(set(legend.values())) == len(legend)

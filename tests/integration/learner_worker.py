@@ -404,10 +404,8 @@ def bytes_of_loading(path: str, zero_stage: int) -> dict[str, int]:
 
 def load_memory(run: Rank, *, folder: str, zero_stage: int) -> dict[str, Any]:
     """What loading a policy takes on each rank."""
-    port = run.job["port"]
-    join_process_group(
-        rank=run.rank, world_size=run.world_size, master_address="127.0.0.1", master_port=port, device="cpu"
-    )
+    address = {"master_address": "127.0.0.1", "master_port": run.job["port"]}
+    join_process_group(rank=run.rank, world_size=run.world_size, device="cpu", **address)
     bytes_of_loading("starter", zero_stage)  # the first model of each kind brings imports along
     measured: list[Any] = [None] * run.world_size
     torch.distributed.all_gather_object(measured, bytes_of_loading(folder, zero_stage))

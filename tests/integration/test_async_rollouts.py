@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import ray
-from support.ingest_server import KINDS, IngestServer, serving
-from support.rollouts import assert_equal_to_the_bit, history
+from support.ingest_server import KINDS, IngestServer
+from support.rollouts import assert_equal_to_the_bit, history, trained_rows
 
 from docs_build.metrics import undescribed
 from gxpo_trainer.config import RunConfig
@@ -48,7 +48,7 @@ def ahead(small_run: Any, **parts: Any) -> RunConfig:
 
 
 def steps_once(out: Path) -> None:
-    rows = [row for row in read_metrics(out) if "update/backward_passes" in row["metrics"]]
+    rows = trained_rows(out)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "no hole, no double"
     assert rows[-1]["metrics"]["update/backward_passes_total"] == 3 * STEPS
 
@@ -198,7 +198,8 @@ def test_a_run_goes_on_at_another_zero_stage_on_another_number_of_ranks(tmp_path
 
 @pytest.fixture
 def server():
-    yield from serving()
+    with IngestServer() as server:
+        yield server
 
 
 class Job:

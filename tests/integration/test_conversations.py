@@ -11,8 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -64,6 +63,14 @@ class ScriptedAgents:
         return Reply(Turn(done=True))
 
 
+class Played(NamedTuple):
+    """groups: in the order in which they finished. updates: how many were received."""
+
+    groups: list[Group]
+    calls: list[Call]
+    updates: int
+
+
 class ConversationActor(SamplerActor):
     """A sampler with scripted agents; every call of `play` has new ones."""
 
@@ -74,12 +81,9 @@ class ConversationActor(SamplerActor):
         version: int,
         update: Any,
         update_at: tuple[int, int],
-    ) -> tuple[list[Group], list[Call], int]:
-        """Groups as they finish, calls, and how many updates were received.
-
-        update: the bucket of a version that is received between two engine steps, once a response has been answered
-        `update_at[0]` times and has sampled `update_at[1]` tokens since.
-        """
+    ) -> Played:
+        """update: the bucket of a version that is received between two engine steps, once a response has been answered
+        `update_at[0]` times and has sampled `update_at[1]` tokens since."""
         self.environments = environments = ScriptedAgents()
         groups: list[Group] = []
         driver, step = self._driver, self._driver.step
@@ -101,14 +105,7 @@ class ConversationActor(SamplerActor):
                 groups += [group for _, group in item.groups]
         finally:
             del driver.step
-        return groups, list(environments.calls), int(update is not None and not due)
-
-
-@dataclass
-class Played:
-    groups: list[Group]
-    calls: list[Call]
-    updates: int
+        return Played(groups, list(environments.calls), int(update is not None and not due))
 
 
 class Bench:
@@ -141,7 +138,7 @@ class Bench:
         """update_at: when the engine receives the next version (ConversationActor.play), which then is the bench's."""
         version = self.version
         update = None if update_at is None else self.change()
-        return Played(*ray.get(self.actor.play.remote(requests, sampling, version, update, update_at or (0, 0))))
+        return ray.get(self.actor.play.remote(requests, sampling, version, update, update_at or (0, 0)))
 
     def change(self) -> WeightBucket:
         """The next version, which differs from the present one."""
@@ -157,7 +154,6 @@ class Bench:
 
     def verified_versions(self, prompt: np.ndarray, row: Sample) -> list[int]:
         """The versions that sampled the parts of a row; every token has the log-probability of its version."""
-        assert row.sampled is not None
         begin = 0
         for version, count in row.versions:
             self.model.load_state_dict(self.weights[version])
@@ -172,7 +168,6 @@ class Bench:
 
 def spans(sample: Sample) -> list[tuple[bool, list[int]]]:
     """Consecutive parts of a response by who wrote them."""
-    assert sample.sampled is not None
     parts: list[tuple[bool, list[int]]] = []
     for token, mine in zip(sample.token_ids.tolist(), sample.sampled.tolist(), strict=True):
         if not parts or parts[-1][0] != mine:
@@ -222,7 +217,6 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
         assert "1" not in texts[-1][4]
     versions = set()
     for sample in [sample for group in played.groups for sample in group.samples]:
-        assert sample.episode is not None
         assert sample.episode.end == "done"
         turns = [turn.text for turn in sample.episode.turns if turn.speaker == "policy"]
         assert turns in texts
@@ -233,7 +227,6 @@ def test_every_row_of_an_agent_has_the_tokens_that_were_sampled_for_it(
         # The last turn has its stop text in the row, and not in the answer.
         assert all(text.startswith(turn) for text, turn in zip(sorted(decoded), sorted(turns), strict=True))
         for row in sample.rows:
-            assert row.prompt_token_ids is not None
             versions |= {*bench.verified_versions(row.prompt_token_ids, row)}
     assert versions == {first, bench.version}
     assert {group.weights_version for group in played.groups} <= versions
@@ -246,7 +239,6 @@ def test_an_agent_is_told_of_a_full_context_and_ended_by_an_empty_budget(bench: 
     endless = SamplingSettings(max_new_tokens=40, ignore_eos=True)
     played = bench.play([bench.request({"asks": asks}, 2, seed=0)], endless)
     for sample in [sample for group in played.groups for sample in group.samples]:
-        assert sample.episode is not None
         assert (sample.episode.end, sample.num_sampled) == ("length", 40)
     last = max(played.calls, key=lambda call: len(call.actions))
     full, one, two = map(json.loads, last.actions)

@@ -28,10 +28,11 @@ from gxpo_trainer.rollout.environments import EnvironmentHandle, start_environme
 pytestmark = pytest.mark.engine
 MODULE, FOLDER = "faulty_environments", Path(__file__).parents[1] / "unit/environments"
 MARK = uuid.uuid4().hex
+Start = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def environments(ray_on_loopback: None) -> Callable[..., Any]:
+def environments(ray_on_loopback: None) -> Start:
     """Starts the actor of a run with a class of the faulty environments."""
     variables = {
         "TEST_OF_ENVIRONMENTS": MARK,
@@ -44,7 +45,6 @@ def environments(ray_on_loopback: None) -> Callable[..., Any]:
     def start(name: str = "Counter") -> Iterator[EnvironmentHandle]:
         config = RunConfig.model_validate({"environment": {"name": f"{MODULE}:{name}", "deadline_s": 120.0}})
         handle = start_environments(config, placement)  # type: ignore[arg-type]
-        assert handle is not None
         try:
             yield handle
         finally:
@@ -76,7 +76,7 @@ def stopped(handle: EnvironmentHandle, episode: str, *, other_than: int | None =
         time.sleep(0.05)
 
 
-def test_episodes_continue_when_their_actor_is_killed(environments: Callable[..., Any]) -> None:
+def test_episodes_continue_when_their_actor_is_killed(environments: Start) -> None:
     before = workers()
     with environments() as handle:
         handle = pickle.loads(pickle.dumps(handle))  # noqa: S301 - engines get it like this
@@ -97,7 +97,7 @@ def test_episodes_continue_when_their_actor_is_killed(environments: Callable[...
 
 
 def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
-    environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    environments: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.2)
     monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 20.0)
@@ -111,9 +111,7 @@ def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
     until(lambda: workers() <= before)
 
 
-def test_a_call_that_outlives_no_actor_fails_alone(
-    environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_outlives_no_actor_fails_alone(environments: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.1)
     monkeypatch.setattr(environment_handle, "MAX_DEATHS", 2)
     with environments() as handle:
@@ -130,9 +128,7 @@ def test_a_call_that_outlives_no_actor_fails_alone(
         assert handle.advance(call("x", episode="b")).result() == Reply(Turn("turn 1: x"))
 
 
-def test_an_actor_that_never_answers_ends_the_run(
-    environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_actor_that_never_answers_ends_the_run(environments: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.0)
     monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 0.001)
     with environments() as handle, pytest.raises(TrainingError, match="did not answer 5 times in a row") as raised:
@@ -140,6 +136,6 @@ def test_an_actor_that_never_answers_ends_the_run(
     assert raised.value.reason == "stalled"
 
 
-def test_a_class_that_cannot_be_used_on_the_actors_node_ends_the_run(environments: Callable[..., Any]) -> None:
+def test_a_class_that_cannot_be_used_on_the_actors_node_ends_the_run(environments: Start) -> None:
     with environments("NoStep") as handle, pytest.raises(ConfigError, match="it has no method step"):
         handle.advance(call()).result()

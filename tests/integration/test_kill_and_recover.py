@@ -15,6 +15,7 @@ import psutil
 import pytest
 import ray
 from safetensors.torch import load_file
+from support.rollouts import trained_rows
 from test_training_loop import assert_merged, train_listening
 
 from gxpo_trainer.config import TimeoutsConfig
@@ -89,10 +90,6 @@ def steps_once(rows: list[dict[str, Any]], steps: int) -> None:
     assert [row["step"] for row in rows] == list(range(1, steps + 1)), "no hole, no double"
     assert rows[-1]["metrics"]["update/backward_passes_total"] == 3 * steps
     assert rows[-1]["metrics"]["update/repeated_passes_total"] == 3
-
-
-def trained_rows(out: Any) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(out) if "update/backward_passes" in row["metrics"]]
 
 
 def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp_path, small_run, monkeypatch):

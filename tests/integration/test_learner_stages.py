@@ -475,9 +475,7 @@ def test_old_logprobs_of_later_mini_batches_are_from_before_the_first_step(
 # A checkpoint of one ZeRO stage and number of ranks, continued at others.
 
 
-@pytest.mark.parametrize(
-    "pair", [pytest.param(pair, id=name_of(pair), marks=() if pair in SHORT else LONG) for pair in PAIRS]
-)
+@pytest.mark.parametrize("pair", [pytest.param(p, id=name_of(p), marks=() if p in SHORT else LONG) for p in PAIRS])
 def test_weights_are_the_saved_ones_to_the_bit_and_the_next_step_is_that_of_the_uninterrupted_run(
     results: Results, pair: Pair
 ) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from support.ray_clusters import LOOPBACK, await_nodes, running_head
+from support.rollouts import trained_rows
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
@@ -66,7 +67,7 @@ def test_a_run_brings_its_worker_and_lets_it_go(tmp_path: Path, small_run: Calla
         done = subprocess.run(command, env=os.environ | LOOPBACK, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         assert "waiting for 2 CPUs" in done.stdout + done.stderr, "the cluster had none when the run began"
-        rows = [row for row in read_metrics(out) if "update/backward_passes" in row["metrics"]]
+        rows = trained_rows(out)
         assert [row["step"] for row in rows] == [1, 2]
         await_nodes(address, 1)
 

@@ -179,9 +179,8 @@ def test_update_agrees_with_a_straight_line_reference(name):
     learner = DeepSpeedLearner(config_of(RULES[name]), master_port=free_port())
     rule = make_rule(learner.config.learner.rule)
     reference = Reference(name)
-    batch = with_scale(
-        [ScoredSequence(p, r, a, np.zeros(len(r), dtype=np.float32)) for p, r, a in sequences()], token_limit=48
-    )
+    scored = [ScoredSequence(p, r, a, np.zeros(len(r), dtype=np.float32)) for p, r, a in sequences()]
+    batch = with_scale(scored, token_limit=48)
     for _ in range(2):  # the second step starts from warm moments
         start = reference.theta.copy()
         learner.load_batches([batch])

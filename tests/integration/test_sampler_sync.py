@@ -222,9 +222,7 @@ def started(folder: Path, model: Any, weights: Callable[[], Weights] | None = No
         pair.publisher.close()
 
 
-@pytest.fixture(
-    scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.long("the other kind of head"))]
-)
+@pytest.fixture(scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.long("the other head"))])
 def pair(
     request: pytest.FixtureRequest, ray_on_loopback: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
@@ -232,9 +230,6 @@ def pair(
     with started(folder, save_policy(folder, tied=request.param == "tied")) as made:
         made.sync()
         yield made
-
-
-# ---- samples --------------------------------------------------------------------------------------------------------
 
 
 def test_logprobs_agree_with_transformers_after_every_sync(pair: Pair) -> None:
@@ -315,9 +310,6 @@ def test_prefix_cache_of_earlier_weights_is_never_used(pair: Pair) -> None:
     pair.sync()
     with pair.broken("same cache"):
         assert pair.gaps(pair.generate(requests)).mean() > 1e-4
-
-
-# ---- syncs ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_version_may_come_in_many_buckets(pair: Pair) -> None:
@@ -407,9 +399,6 @@ def test_weights_that_are_not_finite_or_of_a_closed_publisher_are_refused(pair: 
     with pytest.raises(WeightSyncMismatch, match="publisher has closed, or learner and sampler are on different hosts"):
         ray.get(pair.actor.receive.remote(bucket))
     pair.sync()
-
-
-# ---- adapters -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -58,10 +58,8 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
 def test_sampler_and_learner_agree_on_each_family_that_trains(family, tmp_path, small_run, capsys):
     """Every weight of a sync is read back; responses are longer than the attention windows."""
     model = {"path": str(save_family(tmp_path / family, family)), "max_length": 256}
-    config = small_run(
-        model=model, evaluation={"benchmarks": []}, budget={"steps": 1}, learner={"rule": {"name": "grpo"}}
-    )
-    train_run(config, tmp_path / "run")
+    parts = {"evaluation": {"benchmarks": []}, "budget": {"steps": 1}, "learner": {"rule": {"name": "grpo"}}}
+    train_run(small_run(model=model, **parts), tmp_path / "run")
     rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
     assert rows[0]["rollout/logprob_gap_mean"] <= 5e-6
     assert "pass@1" not in "".join(capsys.readouterr()), "a run without benchmarks has no accuracies to tell"

@@ -138,7 +138,6 @@ def ours(
         )
         loss.backward()
         sums = part if sums is None else combine_statistics(sums, part)
-    assert sums is not None
     return finish_statistics(sums), gradient_vector(policy)
 
 

@@ -4,7 +4,6 @@ reward and rule on 200 additions, and the exported model in transformers and vLL
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -66,9 +65,7 @@ def test_the_notebook_trains_with_a_function_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     shown = 'print(metrics["reward/brevity"].to_dict(), run.ended)\nprint(gxpo.Run("runs/notebook").evaluations())\n'
     script.write_text("\n".join("".join(cell["source"]) for cell in cells) + "\n" + shown, encoding="utf-8")
-    ended = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     run = tmp_path / "runs" / "notebook"
     rows = read_metrics(run)

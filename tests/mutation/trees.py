@@ -34,13 +34,14 @@ PYTEST += ["-p", "xdist.plugin"]
 
 
 def test_files(path: str) -> list[str]:
-    """Unit tests of the mutated file's package, those of its own name first, then all others that name the package."""
+    """Unit tests of the mutated file's package, those of its own name first, then all others that name the package, or
+    the service's whole app."""
     source = Path(path)
     package = source.parts[1:-1] if len(source.parts) > 3 else (*source.parts[1:-1], source.stem)
     folder = ROOT.joinpath("tests/unit", *source.parts[:1] if source.parts[0] == "services" else (), *package[1:])
-    name = ".".join(package)
+    names = (".".join(package), *(["gxpo_services.app"] if source.parts[0] == "services" else []))
     every = [p for p in ROOT.glob("tests/unit/**/test_*.py") if p.name not in SLOW_TESTS]
-    files = [p for p in every if p.is_relative_to(folder) or name in p.read_text()]
+    files = [p for p in every if p.is_relative_to(folder) or any(name in p.read_text() for name in names)]
     files.sort(key=lambda p: (not p.is_relative_to(folder), source.stem not in p.stem, p))
     return [str(p.relative_to(ROOT)) for p in files]
 

@@ -201,8 +201,7 @@ class Page:
 
     def cover(self, element: WebElement) -> str | None:
         """What takes a click on the centre of a control in its place, if anything does."""
-        top: str | None = self.script(f"{_COVER} return cover(arguments[0]);", element)
-        return top
+        return self.script(f"{_COVER} return cover(arguments[0]);", element)  # type: ignore[no-any-return]
 
     def covered(self, width: int) -> list[tuple[str, str]]:
         """Controls of the page, in a window of this width, whose centre is covered, each with what covers it."""
@@ -359,16 +358,6 @@ class Page:
 
 
 CHART = "[data-testid=stVegaLiteChart]"
-
-
-def keyed(key: str) -> str:
-    """Selector of the chart with a key."""
-    return f'[class*="{key}"] {CHART}'
-
-
-def in_card(title: str) -> str:
-    """Selector of a chart that `Page.chart_of` has marked."""
-    return f'[data-card="{title}"] {CHART}'
 
 
 def picture(page: Page, selector: str) -> Image.Image:

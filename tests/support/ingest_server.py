@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from gxpo_services.api.fields import read_json
@@ -14,7 +14,7 @@ from support.recording_server import RecordingServer, Request
 KINDS = ("metrics", "samples", "evaluations", "events")
 
 
-class IngestServer:
+class IngestServer(RecordingServer):
     """`rows` is what was applied. Faults are taken from `faults`, one a call, first thing first:
 
     "ok"      nothing
@@ -27,8 +27,9 @@ class IngestServer:
     let in; others get 401. over: every call gets 410. watch: is called with the server before each answer.
     """
 
-    def __init__(self, token: str = "secret") -> None:
-        self.token = token
+    def __init__(self) -> None:
+        super().__init__(self._respond)
+        self.token = "secret"
         self.faults: deque[str] = deque()
         self.most_bytes = 1 << 30
         self.bad: Any = lambda kind, row: False
@@ -38,31 +39,14 @@ class IngestServer:
         self.calls: list[dict[str, Any]] = []
         self.statuses: list[int] = []
         self.lock = threading.Lock()
-        self._server: RecordingServer | None = None
-        self.port = 0
         self.rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
         self.batches: dict[int, int] = {}
         self.identity: Any = None
         self.outcome: Any = None
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> IngestServer:
-        """Listen, on the same port after `stop`."""
-        self._server = RecordingServer(self._respond, self.port).__enter__()
-        self.port = self._server.port
-        return self
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.__exit__()
-            self._server = None
-
     def _respond(self, request: Request) -> tuple[int, bytes] | None:
         with self.lock:
-            answer = self.answer(request.path, request.headers.get("Authorization", ""), request.body)
+            answer = self._answer(request)
         if answer is None:
             return None
         status, content = answer
@@ -78,7 +62,7 @@ class IngestServer:
     def offsets(self) -> dict[str, int]:
         return {kind: len(rows) for kind, rows in self.rows.items()}
 
-    def answer(self, path: str, authorization: str, body: bytes) -> tuple[int, Any] | None:
+    def _answer(self, request: Request) -> tuple[int, Any] | None:
         """Status and content; None: the connection ends."""
         fault = self.faults.popleft() if self.faults else "ok"
         if fault == "reset":
@@ -89,15 +73,15 @@ class IngestServer:
             return 200, b"<html>Welcome</html>"
         if fault in ("401", "410"):
             return int(fault), b"<html>the proxy wants another sign-in</html>"
-        if authorization != f"Bearer {self.token}":
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
             kind = "/api/v1/problems#unauthorized"
             return 401, {"type": kind, "title": "Unauthorized", "detail": "another launch owns the run"}
         if self.over:
             return 410, {"type": "/api/v1/problems#gone", "title": "Gone"}
-        if len(body) > self.most_bytes:
+        if len(request.body) > self.most_bytes:
             return 413, {"title": "Content Too Large"}
-        call = read_json(body)
-        self.calls.append({"path": path, **call})
+        call = read_json(request.body)
+        self.calls.append({"path": request.path, **call})
         status, content = self._apply(call)
         return None if fault == "lost" else (status, content)
 
@@ -119,10 +103,3 @@ class IngestServer:
             applied = True
         self.watch(self)
         return 200, {"applied": applied, "offsets": self.offsets, "request": self.request}
-
-
-def serving() -> Iterator[IngestServer]:
-    """A server, stopped at the end; for fixtures."""
-    made = IngestServer().start()
-    yield made
-    made.stop()

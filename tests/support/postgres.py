@@ -38,7 +38,8 @@ class PostgresServer:
         self._as_user = self._user()
         self.port = free_port()
         data = self.folder / "data"
-        self._run([str(programs / "initdb"), "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync"])
+        command = [str(programs / "initdb"), "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self._as_user)
         options = [f"-p{self.port}", "-clisten_addresses=127.0.0.1", f"-cunix_socket_directories={self.folder}"]
         options += [] if fsync else ["-cfsync=off", "-csynchronous_commit=off", "-cfull_page_writes=off"]
         log = (self.folder / "server.log").open("wb")
@@ -89,9 +90,6 @@ class PostgresServer:
         account = pwd.getpwnam("postgres")
         os.chown(self.folder, account.pw_uid, account.pw_gid)
         return {"user": account.pw_uid, "group": account.pw_gid}
-
-    def _run(self, command: list[str]) -> None:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self._as_user)
 
     def _wait(self) -> None:
         for _ in range(600):

@@ -113,16 +113,10 @@ def _autoscaling(address: str, workers: dict[str, Any]) -> dict[str, Any]:
         "available_node_types": types | {"ray.head.default": {"resources": {}, "node_config": {}, "max_workers": 0}},
         "head_node_type": "ray.head.default",
         "file_mounts": {},
-        "cluster_synced_files": [],
         "file_mounts_sync_continuously": False,
-        "rsync_exclude": [],
-        "rsync_filter": [],
-        "initialization_commands": [],
-        "setup_commands": [],
-        "head_setup_commands": [],
-        "worker_setup_commands": [],
-        "head_start_ray_commands": [],
-        "worker_start_ray_commands": [],
+        **{name: [] for name in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
+        **{f"{kind}_commands": [] for kind in ("initialization", "setup", "head_setup", "worker_setup")},
+        **{f"{kind}_start_ray_commands": [] for kind in ("head", "worker")},
     }
 
 

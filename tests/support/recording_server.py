@@ -21,7 +21,7 @@ class RecordingServer:
     """`respond` gives the status of each request, or its status and content, or None to end the connection; entering
     starts the server."""
 
-    def __init__(self, respond: Callable[[Request], int | tuple[int, bytes] | None], port: int = 0) -> None:
+    def __init__(self, respond: Callable[[Request], int | tuple[int, bytes] | None]) -> None:
         self.requests: list[Request] = []
         recorder = self
 
@@ -49,7 +49,7 @@ class RecordingServer:
             def log_message(self, *_: object) -> None:
                 """Nothing on stderr."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
 

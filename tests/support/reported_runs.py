@@ -116,13 +116,11 @@ def finish(database: Database, run_id: str, accuracies: list[float]) -> None:
         costs = {"backward_passes_total": float(step), "training_s": 6.0 * step, "tokens_total": 100.0 * step}
         if step > 0:
             names = ("update/backward_passes_total", "time/training_s", "rollout/tokens_total")
-            values = dict(zip(names, costs.values(), strict=True))
-            metrics.append(reporting.metric_row(step, **values, **{"reward/mean": 0.25}))
+            spent = dict(zip(names, costs.values(), strict=True))
+            metrics.append(reporting.metric_row(step, **spent, **{"reward/mean": 0.25}))
         per_problem = {"per_problem": [accuracy] * 4, "problem_ids": list("abcd"), "num_problems": 4}
-        scores = {"pass@1": accuracy}
-        evaluations.append(
-            reporting.evaluation_row(step, benchmark="word_problems", scores=scores, **per_problem, **costs)
-        )
+        values = {"scores": {"pass@1": accuracy}, **per_problem, **costs}
+        evaluations.append(reporting.evaluation_row(step, benchmark="word_problems", **values))
     outcome = {"attempt": 1, "outcome": "succeeded", "ended_by": "steps", "reason": None, "message": "", "time": 9.0}
     content = reporting.body(1, identity=identity, metrics=metrics, evaluations=evaluations, outcome=outcome)
     reporting.send(database, reporting.launch(database, run_id), content)

@@ -43,6 +43,11 @@ def tokens(collected: Collected) -> list[list[list[int]]]:
     return [[sample.token_ids.tolist() for sample in group.group.samples] for group in collected.groups]
 
 
+def trained_rows(out: Path) -> list[dict[str, Any]]:
+    """The metrics of the steps that updated the policy."""
+    return [row for row in read_metrics(out) if "update/backward_passes" in row["metrics"]]
+
+
 BY_THE_CLOCK = ("time/", "system/", "rollout/tokens_per_s", "rollout/engine_idle_fraction")
 
 

@@ -35,16 +35,10 @@ def metrics_at(step: int) -> dict[str, float]:
     } | ({"eval/average/pass@1": step / 200} if step % EVALUATION_STEPS == 0 else {})
 
 
-COSTS = {
-    "backward_passes_total": "update/backward_passes_total",
-    "training_s": "time/training_s",
-    "tokens_total": "rollout/tokens_total",
-}
-
-
 def evaluation_at(step: int) -> dict[str, Any]:
-    costs = {name: metrics_at(step)[metric] for name, metric in COSTS.items()}
-    return {"benchmark": "word_problems", "scores": {"pass@1": step / 200}, "num_problems": 8, **costs}
+    costs = ("update/backward_passes_total", "time/training_s", "rollout/tokens_total")
+    spent = {name.split("/")[1]: metrics_at(step)[name] for name in costs}
+    return {"benchmark": "word_problems", "scores": {"pass@1": step / 200}, "num_problems": 8, **spent}
 
 
 def train(out: Path, config: dict[str, Any], launch: Launch) -> str:

@@ -131,11 +131,12 @@ class Creation:
 Submission = Annotated[Creation, Depends(Creation, scope="function")]
 
 
-def creation_responses(model: type[BaseModel], what: str, created: str, repeated: str) -> dict[int | str, Any]:
-    """Responses of such an endpoint. what: the resource that Location names."""
+def creating(model: type[BaseModel], what: str, created: str, repeated: str, *errors: int) -> dict[str, Any]:
+    """Arguments of the route of such an endpoint. what: the resource that Location names."""
     headers = {"Location": {"description": f"URL of the {what}.", "schema": {"type": "string"}}}
-    return {
+    answers: dict[int | str, Any] = {
         200: {"model": model, "description": repeated, "headers": headers},
         201: {"description": created, "headers": headers},
-        **responses(400, 409, 410, 413, 429),
+        **responses(400, 409, 410, 413, 429, *errors),
     }
+    return {"status_code": 201, "response_model": model, "responses": answers}

@@ -25,6 +25,7 @@ from pydantic import (
 from gxpo_services.api import fields
 from gxpo_services.api.errors import Invalid, TooLarge
 from gxpo_services.runs.lifecycle import Outcome
+from gxpo_trainer.config.base import MOST_STEPS
 from gxpo_trainer.jsonl import decode_number
 
 Kind = Literal["metrics", "samples", "evaluations", "events"]
@@ -49,8 +50,8 @@ def _event_kind(kind: str) -> str:
     return kind
 
 
-_Whole = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
-_Launch = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+_Whole = Annotated[int, Field(strict=True, ge=0, le=MOST_STEPS)]
+_Launch = Annotated[int, Field(strict=True, ge=1, le=MOST_STEPS)]
 _Text = Annotated[str, Field(max_length=1_000_000)]
 _MetricName = Annotated[str, Field(min_length=1, max_length=200)]
 _Number = Annotated[float, BeforeValidator(_decoded)]
@@ -131,10 +132,10 @@ _ROWS: dict[Kind, TypeAdapter[Any]] = {
 class Offsets(BaseModel):
     """Whole lines of each file."""
 
-    metrics: int = Field(0, ge=0, le=2**31 - 1, strict=True, examples=[120])
-    samples: int = Field(0, ge=0, le=2**31 - 1, strict=True, examples=[960])
-    evaluations: int = Field(0, ge=0, le=2**31 - 1, strict=True, examples=[3])
-    events: int = Field(0, ge=0, le=2**31 - 1, strict=True, examples=[7])
+    metrics: _Whole = Field(0, examples=[120])
+    samples: _Whole = Field(0, examples=[960])
+    evaluations: _Whole = Field(0, examples=[3])
+    events: _Whole = Field(0, examples=[7])
 
 
 _Rows = Annotated[list[dict[str, Any] | None], Field(max_length=MOST_ROWS)]

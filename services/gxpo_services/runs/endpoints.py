@@ -20,7 +20,7 @@ from gxpo_services.api.dependencies import (
 )
 from gxpo_services.api.errors import Conflict, FieldError, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.idempotency import WITH_ETAG, IfMatch, Submission, answer, creation_responses
+from gxpo_services.api.idempotency import WITH_ETAG, IfMatch, Submission, answer, creating
 from gxpo_services.api.principals import Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.outputs import files
@@ -34,13 +34,11 @@ from gxpo_trainer.config.io import to_toml
 
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 422, 503))
 
-_MADE = creation_responses(schemas.RunDetail, "run", "The run is queued.", "The run that this key created before.")
+_MADE = creating(schemas.RunDetail, "run", "The run is queued.", "The run that this key created before.", 404)
 _MOST_EQUAL_RUNS = 10
 
 
-@router.post(
-    "", status_code=201, summary="Submit a run", response_model=schemas.RunDetail, responses=_MADE | responses(404)
-)
+@router.post("", summary="Submit a run", **_MADE)
 def submit_run(body: schemas.RunRequest, by: Submission) -> Response:
     """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
     run_id, earlier = by.claim("submit", body, Run)
@@ -210,25 +208,13 @@ _add_action("pause", "Pause a run", "The trainer writes a checkpoint at the end 
 _add_action("resume", "Resume a paused run", "The run is queued again and resumes from its checkpoint.")
 
 
-@router.post(
-    "/{run_id}/clone",
-    status_code=201,
-    summary="Submit a copy of a run",
-    response_model=schemas.RunDetail,
-    responses=_MADE | responses(404),
-)
+@router.post("/{run_id}/clone", summary="Submit a copy of a run", **_MADE)
 def clone_run(run_id: RunId, by: Submission, body: schemas.CloneRequest | None = None) -> Response:
     """A new run with the same config plus overrides; `parent_id` names the original."""
     return _copy(by, run_id, body or schemas.CloneRequest(), "clone")
 
 
-@router.post(
-    "/{run_id}/retry",
-    status_code=201,
-    summary="Retry a failed or cancelled run",
-    response_model=schemas.RunDetail,
-    responses=_MADE | responses(404),
-)
+@router.post("/{run_id}/retry", summary="Retry a failed or cancelled run", **_MADE)
 def retry_run(run_id: RunId, by: Submission) -> Response:
     """A new run with the same config, in the same group; `parent_id` names the original."""
     return _copy(by, run_id, schemas.CloneRequest(), "retry")

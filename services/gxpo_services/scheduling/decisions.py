@@ -34,10 +34,10 @@ class Candidate:
     submitter: str
     cpus: float
     gpus: float
-    priority: int = 0
-    queued_at: float = 0.0
-    needs_gpus: bool = True
-    auto_cpus: bool = False
+    priority: int
+    queued_at: float
+    needs_gpus: bool
+    auto_cpus: bool
 
     def cpus_of(self, cluster: float) -> float:
         """CPUs that it holds in a cluster with so many."""

@@ -220,7 +220,5 @@ def _seeded(name: str, config: RunConfig, values: dict[str, Any], seed: int) -> 
 
 def _short(path: str) -> str:
     """Short name of a setting: `rule` for learner.rule.name, `gate.threshold`, otherwise the last component."""
-    parts = path.split(".")
-    if parts[-1] == "name" and len(parts) > 1:
-        return parts[-2]
+    parts = path.removesuffix(".name").split(".")
     return ".".join(parts[-2:]) if parts[-2:-1] == ["gate"] else parts[-1]

@@ -29,7 +29,7 @@ from gxpo_services.api.idempotency import (
     Submission,
     answer,
     check_match,
-    creation_responses,
+    creating,
     etag,
 )
 from gxpo_services.api.principals import Principal, Role
@@ -147,13 +147,7 @@ router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=response
 _CREATED = ("group", "Created.", "The resource that this key created before.")
 
 
-@router.post(
-    "/sweeps",
-    status_code=201,
-    summary="Submit a sweep",
-    response_model=SweepAnswer,
-    responses=creation_responses(SweepAnswer, *_CREATED),
-)
+@router.post("/sweeps", summary="Submit a sweep", **creating(SweepAnswer, *_CREATED))
 def submit_sweep(body: SweepRequest, by: Submission) -> Response:
     """Queue every combination of the grid with every seed as one group, atomically."""
     planned = plan(body, by.settings)  # before the transaction starts: it may take a second
@@ -207,13 +201,7 @@ def list_groups(page: Annotated[PageQuery, Query()], _: Viewer, session: ReadSes
     return answer(GroupPage(items=_views(session, groups[: page.limit]), next_cursor=more))
 
 
-@router.post(
-    "/groups",
-    status_code=201,
-    summary="Create an empty group",
-    response_model=GroupView,
-    responses=creation_responses(GroupView, *_CREATED),
-)
+@router.post("/groups", summary="Create an empty group", **creating(GroupView, *_CREATED))
 def create_group(body: GroupRequest, by: Submission) -> Response:
     """For runs that are submitted individually with its id."""
     group_id, earlier = by.claim("group", body, Group)

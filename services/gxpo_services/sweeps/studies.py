@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import Conflict, Invalid, NotFound, responses
 from gxpo_services.api.fields import Body, GroupId, JsonNumber, Text
-from gxpo_services.api.idempotency import Submission, answer, creation_responses
+from gxpo_services.api.idempotency import Submission, answer, creating
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.run_states import TERMINAL, RunState
@@ -193,13 +193,10 @@ def _view(session: Session, group: Group) -> StudyView:
 router = APIRouter(route_class=ServiceRoute, tags=["studies"], responses=responses(401, 422, 503))
 
 
-@router.post(
-    "/studies",
-    status_code=201,
-    summary="Submit a study",
-    response_model=StudyView,
-    responses=creation_responses(StudyView, "study", "Created.", "The study that this key created before."),
-)
+_CREATED = creating(StudyView, "study", "Created.", "The study that this key created before.")
+
+
+@router.post("/studies", summary="Submit a study", **_CREATED)
 def submit_study(body: StudyRequest, by: Submission) -> Response:
     """Queue the runs that can start now; the scheduler queues the next ones when a run has ended.
 

@@ -342,6 +342,13 @@ def test_advantages_by_hand() -> None:
             [[1, 0], [1, 1], [0, 0]],
             [[1, -1], [1 / 3, 1 / 3], [-1 / 3, -1 / 3]],
         ),
+        # First: the others' means ⅓, 0 have variances ⅓/3, 0; v = 1/18, s = 1/36; λ = 4/9, b = 5/9 + 4/9·⅙ = 17/27.
+        # Second: v = 0. Third: means 1, ⅓; s = 1/9; λ = ⅔·⅓ = 2/9, b = 2/9·⅔.
+        (
+            ShrinkageAdvantageConfig(),
+            [[1, 1], [1, 0, 0], [0, 0]],
+            [[10 / 27, 10 / 27], [1, -0.5, -0.5], [-4 / 27, -4 / 27]],
+        ),
         # Alone it is leave-one-out, a single reward is compared with the other group, nothing with nothing.
         (ShrinkageAdvantageConfig(), [[1, 0, 0]], [[1, -0.5, -0.5]]),
         (ShrinkageAdvantageConfig(), [[1, None], [0, 0]], [[1, None], [0, 0]]),

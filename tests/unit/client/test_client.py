@@ -33,9 +33,8 @@ class Service:
             raise httpx.ConnectError("Connection refused", request=request)
         answer = self.answers.get(request.url.path.removeprefix(API), (404, {"detail": "nothing here"}))
         status, content = answer.pop(0) if isinstance(answer, list) else answer
-        return (
-            httpx.Response(status, text=content) if isinstance(content, str) else httpx.Response(status, json=content)
-        )
+        body: Any = {"text": content} if isinstance(content, str) else {"json": content}
+        return httpx.Response(status, **body)
 
     def query(self, number: int = 0) -> list[tuple[str, str]]:
         return self.asked[number].url.params.multi_items()
@@ -134,12 +133,7 @@ def invalid(detail: str, **errors: str) -> Answer:
     [
         ((401, {"title": "Sign in"}), NotSignedIn, 1, "Sign in (--token-file FILE or GXPO_TOKEN)"),
         ((404, {"title": "Not found", "detail": "there is no run r1"}), NotFound, 1, "there is no run r1"),
-        (
-            invalid("2 settings", seed="is bad", rule__k="is 0"),
-            InvalidRequest,
-            2,
-            "2 settings\n  seed: is bad\n  rule.k: is 0",
-        ),
+        (invalid("two", seed="is bad", rule__k="is 0"), InvalidRequest, 2, "two\n  seed: is bad\n  rule.k: is 0"),
         (invalid("sort: bad", sort="bad"), InvalidRequest, 2, "Invalid request\n  sort: bad"),
         ((500, "<html>"), Refused, 1, "the service responded with 500: Internal Server Error"),
     ],

@@ -193,6 +193,10 @@ def test_one_or_no_shared_seed_is_inconclusive() -> None:
     apart = compare_groups([three_seeds("GRPO", (10, 10)), SeedGroup("GXPO", (linear_run(2, 5),))], "GRPO")
     assert apart.group("GXPO").num_paired == 0
     assert "no run shares a seed with the baseline" in weigh(apart).sentence
+    assert not weigh(apart).conclusive
+    alone = weigh(compare_groups(groups[:1], "GRPO"))
+    assert alone.sentence == "GRPO is the only configuration; add another run to compare it with."
+    assert (alone.conclusive, alone.supported, alone.missing) == (False, {}, ("a second run",))
 
 
 def three_seeds(name: str, arrivals: Sequence[int], **fields: object) -> SeedGroup:
@@ -222,6 +226,12 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
         "shown equivalent."
     )
     assert not evidence.conclusive
+    four = compare_groups([three_seeds("GRPO", (10,) * 4), three_seeds("GXPO", (5, 5, 4, 5))], "GRPO")
+    assert weigh(four).supported == evidence.supported
+    # Twice the cost in every seed is no advantage, however certain.
+    slower = compare_groups([three_seeds("GRPO", (5, 5, 4)), three_seeds("GXPO", (10, 10, 10))], "GRPO")
+    assert slower.group("GXPO").seed_speed_ups["steps"].mean == pytest.approx(10 ** (-1 / 3))
+    assert weigh(slower).supported == {"GXPO": ()}
 
 
 AFTER = "below GRPO after 10 backward passes"
@@ -335,6 +345,8 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
     differences = find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x", 1: "x"})])
     assert [difference.values for difference in differences] == [{"a": ("x", "y"), "b": ("x",)}]
     assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
+    # Each is compared with the first, not with one another.
+    assert find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x"}), group("c", {1: "y"})]) == []
 
 
 def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> None:

@@ -11,9 +11,17 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
-from gxpo_trainer.compare.groups import compare_groups, default_baseline, payoff_of, time_speed_up
+from gxpo_trainer.compare.groups import (
+    Reach,
+    best_plateau,
+    compare_groups,
+    default_baseline,
+    payoff_of,
+    sweep,
+    time_speed_up,
+)
 from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.rows import decode_evaluation, flatten, run_curves, sampling_share
+from gxpo_trainer.compare.rows import decode_evaluation, flatten, forward_passes, run_curves, sampling_share
 from gxpo_trainer.compare.seeds import (
     SeedGroup,
     config_key,
@@ -21,7 +29,7 @@ from gxpo_trainer.compare.seeds import (
     group_labels,
     seed_band,
 )
-from gxpo_trainer.compare.text_tables import all_tables, budget_table, ranking_table
+from gxpo_trainer.compare.text_tables import Table, all_tables, budget_table, markdown, ranking_table, reach_cell
 from gxpo_trainer.errors import DataError
 
 
@@ -142,6 +150,7 @@ def test_an_identity_that_states_little_still_gives_a_run() -> None:
         {"step": 1, "benchmark": "a", "scores": [0.5]},
         {"step": 1, "benchmark": "a", "scores": {"pass@1": "high"}},
         {"step": 1, "benchmark": "a", "scores": {}, "per_problem": ["x"]},
+        {"step": 1, "benchmark": "a", "scores": {}, "per_problem": [[0.5]]},
         {"step": 1, "benchmark": "a", "scores": {}, "training_s": [1]},
         {"step": None, "benchmark": "a", "scores": {}},
         {"step": 1, "benchmark": "a", "scores": {"pass@1": 10**400}},
@@ -150,6 +159,29 @@ def test_an_identity_that_states_little_still_gives_a_run() -> None:
 def test_a_row_that_is_no_evaluation_is_rejected(row: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="a row is not an evaluation"):
         decode_evaluation(row)
+
+
+@pytest.mark.parametrize(
+    ("learner", "passes"),
+    [
+        ({}, 0),
+        ({"loss": {"kl_beta": 0}, "mini_batches": 1}, 0),
+        ({"loss": {"kl_beta": 0.5}}, 1),
+        ({"mini_batches": 2}, 1),
+        ({"loss": {"kl_beta": 2.0}, "mini_batches": 4}, 2),
+    ],
+)
+def test_forward_passes_are_those_of_a_reference_policy_and_of_mini_batches(learner: Any, passes: int) -> None:
+    assert forward_passes({"learner": learner}) == passes
+
+
+def test_numbers_of_a_row_are_decoded() -> None:
+    scores = {"pass@1": "NaN"}
+    row = {"step": "3", "benchmark": "a", "scores": scores, "per_problem": ["NaN", 0.5], "training_s": "Infinity"}
+    decoded = decode_evaluation(row)
+    assert (decoded["step"], decoded["training_s"], decoded["problem_ids"]) == (3, math.inf, [])
+    assert math.isnan(decoded["scores"]["pass@1"])
+    np.testing.assert_array_equal(decoded["per_problem"], [math.nan, 0.5])
 
 
 def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
@@ -217,11 +249,14 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
     late.runs[0].curve.steps[0] = 7
     groups = [SeedGroup("GRPO", (flat_run(0.5),)), late, SeedGroup("GXPO", (flat_run(0.6),))]
     table = budget_table(compare_groups(groups, "GRPO", budgets={"steps": (5,)}))
-    assert [row[:4] for row in table.rows] == [
-        ("5 steps", "GRPO", "50.0%", "–"),
-        ("", "late", "–", "–"),
-        ("", "GXPO", "60.0%", "+10.0"),
-    ]
+    assert table.rows == (
+        ("5 steps", "GRPO", "50.0%", *["–"] * 3),
+        ("", "late", *["–"] * 4),
+        ("", "GXPO", "60.0%", "+10.0", *["–"] * 2),
+    )
+    assert table.title == "Accuracy at equal budgets (points; 95% intervals of the difference)"
+    in_time = budget_table(compare_groups(groups[::2], "GRPO", budgets={"hours": (1.0,)}))
+    assert in_time.rows[0][0] == "1 h 0 min"
 
 
 def test_the_most_accurate_grpo_is_the_baseline() -> None:
@@ -268,10 +303,59 @@ def test_a_payoff_by_hand() -> None:
     reverse = compare_groups(groups, "Epochs")
     assert payoff_of(reverse.group("GRPO"), reverse.group("Epochs"))[1] == pytest.approx(1 / 3)
     assert payoff_of(comparison.group("GRPO"), comparison.group("GRPO")) is None
+    # Nor has a group one of whose seeds does not get there.
+    arriving = [SeedGroup(n, (by_steps(n, ends), by_steps(n, (0.2, 0.4), seed=1))) for n, ends in (("A", (0.2, 0.5)),)]
+    fast = [SeedGroup("GRPO", tuple(by_steps("GRPO", (0.2, 0.3, 0.5), seed=seed) for seed in (0, 1)))]
+    late = compare_groups([*arriving, *fast], "GRPO")
+    assert late.group("A").seed_speed_ups["steps"].num == 1
+    assert payoff_of(late.group("A"), late.group("GRPO")) is None
     table = next(table for table in all_tables(groups, comparison) if "pays" in table.title)
     assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
     # In time 2/(0.8 + 0.6), asynchronously 2 · 0.8/max(0.8, 0.6).
     assert table.rows == (("Epochs", "2.0× fewer", "1.4× less", "2.0× less", "3.00"),)
+
+
+def test_a_sweep_of_targets_by_hand() -> None:
+    # Two passes a step: 0.8 after 20 passes, one hour; the baseline's 0.6 after 20 passes, two hours.
+    group, baseline = SeedGroup("G", (by_steps("G", (0.2, 0.8), 2),)), SeedGroup("B", (by_steps("B", (0.2, 0.4, 0.6)),))
+    for axis, first, between, costs in (
+        ("backward_passes", 1.0, 15 / 10, (20, 15)),
+        ("hours", None, 1.5 / 0.5, (None, 1.5)),
+    ):
+        (reach,) = sweep(group, baseline, [0.5], {"backward_passes": np.array([0.0, 20.0])}, axis)
+        assert (reach.first and reach.first.mean) == first
+        assert (reach.interpolated.mean, reach.costs) == (pytest.approx(between), pytest.approx(costs))
+
+
+@pytest.mark.parametrize(
+    ("axis", "first", "between", "cell"),
+    [
+        ("backward_passes", (1.7, 1.6, 1.9), (1.5, 1.4, 1.6), "1.70 [1.60, 1.90]; 1.50 [1.40, 1.60]"),
+        ("backward_passes", None, (1.5, None, None), "–; 1.50"),
+        ("steps", (2.0, 2.0, 2.0), None, "2.00; –"),
+        ("hours", None, (3.0, 2.5, 3.5), "3.00 [2.50, 3.50]"),
+        ("steps", None, None, "–"),
+    ],
+)
+def test_a_reach_in_words(axis: Any, first: Any, between: Any, cell: str) -> None:
+    intervals = [values and Interval(*values, 5) for values in (first, between)]
+    assert reach_cell(Reach(axis, 0.8, *intervals, 0.01, (None, None))) == cell
+
+
+def test_a_table_in_markdown() -> None:
+    made = markdown(Table("T", ("run", "x"), (("a", "1"), ("b", "2"))))
+    assert made == "*T*\n\n| run | x |\n|---|---|\n| a | 1 |\n| b | 2 |"
+
+
+def test_the_best_plateau_is_the_highest_mean_of_a_group_whose_seeds_all_have_one() -> None:
+    # Of 20 passes the last 40% are from 12 on: the evaluation at 20.
+    groups = [
+        SeedGroup("a", (by_steps("a", (0.1, 0.2, 0.5), seed=0), by_steps("a", (0.1, 0.2, 0.7), seed=1))),
+        SeedGroup("b", (by_steps("b", (0.1, 0.9, 0.4)),)),
+        SeedGroup("short", (by_steps("short", (0.1, 0.95)),)),
+    ]
+    assert best_plateau(groups, 20) == pytest.approx(0.6)
+    assert math.isnan(best_plateau(groups[2:], 20))
 
 
 def test_tables_of_a_comparison_by_hand() -> None:

@@ -38,10 +38,7 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.ratio_clip=[3, -2]", "learner.rule: ratio_clip = [3.0, -2.0] is empty"),
         ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
         ("learner.rule.gate={mode='rearm',rearm_threshold=nan}", "rearm_threshold must be below threshold"),
-        (
-            "learner.rule.gate={mode='rearm',threshold=0.5,rearm_threshold=0.5}",
-            "rearm_threshold must be below threshold",
-        ),
+        ("learner.rule.gate={mode='rearm',threshold=1,rearm_threshold=1}", "rearm_threshold must be below threshold"),
         (
             "learner.rule.gate={mode='rearm',two_sided=true}",
             "rearm_threshold = 0 with two_sided = true: |z| is never below it",
@@ -66,19 +63,13 @@ def refusal(*overrides: str) -> str:
         ("rollout.source=dataset learner.loss.kl_beta=0.1", "learner.loss.kl_beta has no meaning with rollout.source"),
         ("warm_start.steps=1 learner.loss.kl_beta=0.01", "before warm_start; set it to 0, or train from a checkpoint"),
         ("logging.trackers=['wandb','wandb']", "a tracker is listed twice; remove one"),
+        ("logging.trackers=[{name='mlflow',address='http://me:x@host'}]", "has credentials or a query; keys are read"),
         (
-            "logging.trackers=[{name='mlflow',address='http://me:word@host'}]",
-            "has credentials or a query; keys are read",
-        ),
-        (
-            "logging.trackers=[{name='trackio',address='http://host?token=x'}]",
+            "logging.trackers=[{name='trackio',address='http://host?key=x'}]",
             "has credentials or a query; keys are read",
         ),
         ("logging.trackers=[{name='wandb',address='host'}]", "address = 'host' must look like https://host:port"),
-        (
-            "logging.trackers=[{name='tensorboard',address='http://host'}]",
-            "tensorboard writes into the run's folder; re",
-        ),
+        ("logging.trackers=[{name='tensorboard',address='http://h'}]", "tensorboard writes into the run's folder; re"),
         ("environment.name=openenv", "needs an address"),
         ("environment.name=calculator environment.url=http://127.0.0.1:1", "only openenv has an address"),
         ("environment.name=openenv environment.url=http://me:word@127.0.0.1:1", "without a user name or password"),

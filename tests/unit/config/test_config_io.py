@@ -26,9 +26,6 @@ PAPER = {
 }
 
 
-# ---- in and out -----------------------------------------------------------------------------------------------
-
-
 def as_json(config: RunConfig) -> str:
     """As the API answers: infinities are texts."""
     return json.dumps(plain(config.model_dump()))
@@ -84,9 +81,6 @@ def test_an_unreadable_file_is_refused_by_name(file: str, text: str | None, word
         load_run(tmp_path / file)
 
 
-# ---- unknown settings -----------------------------------------------------------------------------------------
-
-
 def test_every_name_of_another_library_stands_for_a_setting() -> None:
     every = [name for names, _, _ in OTHER_NAMES for name in names.split(", ")]
     assert len(set(every)) == len(every)
@@ -134,9 +128,6 @@ def test_a_rule_is_named_and_has_its_own_settings(rule: dict[str, object], compl
         build({"learner": {"rule": rule}})
 
 
-# ---- overrides ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("override", "value"),
     [
@@ -176,9 +167,6 @@ def test_naming_another_rule_starts_from_its_defaults_in_any_order(order: int) -
 def test_an_override_that_is_no_assignment_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         build({}, [text])
-
-
-# ---- presets --------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_preset_is_refused_with_the_list() -> None:

@@ -152,9 +152,6 @@ def test_the_run_files_of_the_evaluation_page_are_valid() -> None:
     assert all(f"| `{name}` |" in page for name in benchmarks.BENCHMARKS if name != "aime24")
 
 
-# ---- contamination --------------------------------------------------------------------------------------------
-
-
 HELD_OUT = {"mine": [Prompt("e0", r"Compute $\dfrac{1}{2} + x^{2}$, for $x \leq 3$.", "?")]}
 
 

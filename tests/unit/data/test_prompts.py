@@ -260,9 +260,8 @@ def test_each_source_has_its_fields_rewards_hash_and_ids(tmp_path: Path) -> None
         ("judged/essays/1", "Write about 0", "", "judged", ("format",)),
     ]
     assert [*loaded.sha256] == ["sums/sums.jsonl", "judged/essays.csv"]
-    with pytest.raises(
-        DataError, match=r"essays.csv:2: has no field 'q' .*; set data.sources\[1\].prompt_field to one"
-    ):
+    advice = r"essays.csv:2: has no field 'q' .*; set data.sources\[1\].prompt_field to one"
+    with pytest.raises(DataError, match=advice):
         load_prompts(two(tmp_path, prompt_field="q"), seed=0)
     with pytest.raises(DataError, match=r"^data.sources\[1\].path = 'nope.csv' does not exist"):
         load_prompts(two(tmp_path, path="nope.csv"), seed=0)
@@ -280,9 +279,8 @@ def test_sources_keep_their_shares_and_epochs_and_resume(
     labels = [f"s{number}" for number in range(len(sizes))]
     listed = [{"path": f"{label}.jsonl", "weight": weight} for label, weight in zip(labels, weights, strict=False)]
     data = DataConfig.model_validate({"sources": listed})
-    prompts = [
-        Prompt(f"{label}/{i}", "", "", source=label) for label, n in zip(labels, sizes, strict=True) for i in range(n)
-    ]
+    places = [(label, place) for label, size in zip(labels, sizes, strict=True) for place in range(size)]
+    prompts = [Prompt(f"{label}/{place}", "", "", source=label) for label, place in places]
     whole, first, second = (make_cursor(data, prompts, 3) for _ in range(3))
     expected = [whole.next(count).tolist() for count in draws]
     drawn = [first.next(count).tolist() for count in draws[:cut]]

@@ -17,11 +17,8 @@ def test_what_a_page_or_style_sheet_loads_from_another_host_is_a_problem(tmp_pat
     (tmp_path / "index.html").write_text(own)
     (tmp_path / "own.css").write_text("@font-face { src: url(fonts/own.woff2) }")
     assert problems_of_site(tmp_path) == []
-    script, sheet = (
-        '<script src="https://cdn.example/x.js"></script>',
-        '<link rel="stylesheet" href="//fonts.example/f">',
-    )
-    (tmp_path / "index.html").write_text(own + script + sheet)
+    foreign = '<script src="https://cdn.example/x.js"></script><link rel="stylesheet" href="//fonts.example/f">'
+    (tmp_path / "index.html").write_text(own + foreign)
     (tmp_path / "own.css").write_text("@font-face { src: url('https://fonts.example/f.woff2') }")
     assert problems_of_site(tmp_path) == [
         "index.html: loads https://cdn.example/x.js from another host",
@@ -48,10 +45,8 @@ def test_links_of_the_readme_lead_to_files(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("")
     readme = tmp_path / "README.md"
     readme.write_text('[a](LICENSE) [b](https://example.com) [c](#part) [d](docs/x.md#y) <img src="p.png">')
-    assert problems_of_markdown(readme, tmp_path) == [
-        "README.md: docs/x.md does not exist",
-        "README.md: p.png does not exist",
-    ]
+    missing = ["README.md: docs/x.md does not exist", "README.md: p.png does not exist"]
+    assert problems_of_markdown(readme, tmp_path) == missing
 
 
 def test_formulas_become_mathml_which_needs_no_script() -> None:

@@ -48,7 +48,6 @@ def test_examples_of_the_contracts_give_the_pages_numbers(tmp_path: Path, monkey
     micro = SimpleNamespace(advantages=torch.ones(1, dtype=torch.float64))
     ratio, first_term = implementation(learner.loss)(learner.loss)(log_ratio, log_ratio, micro)
     first_term.sum().backward()
-    assert log_ratio.grad is not None
     assert [each.item() for each in (ratio, first_term, log_ratio.grad)] == pytest.approx([1, -1, -1], rel=1e-12)
     (values,) = step_advantages([[1.0, None, 0.0, 0.0]], learner.loss, learner.advantage)
     assert values.tolist() == pytest.approx([1.0, math.nan, -0.5, -0.5], nan_ok=True)
@@ -67,7 +66,6 @@ def served(folder: Path, name: str, *arguments: str) -> Iterator[str]:
     command = [sys.executable, str(folder / name), "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/"
     finally:
         process.kill()

@@ -179,21 +179,17 @@ def uses_tools(problem):
     client = OpenAI(max_retries=0)
     tools = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
     messages = [user(problem["text"])]
-    usage = {"include_usage": True}
-    with client.chat.completions.stream(
-        model="policy", messages=messages, tools=tools, n=1, stream_options=usage
-    ) as stream:
+    fields = {"model": "policy", "messages": messages, "tools": tools}
+    with client.chat.completions.stream(**fields, n=1, stream_options={"include_usage": True}) as stream:
         final = stream.get_final_completion()
     assert final.usage.total_tokens == 12
     choice = final.choices[0]
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert json.loads(call.function.arguments) == {"e": "6*7"}
-    messages += [
-        choice.message.model_dump(exclude_none=True),
-        {"role": "tool", "tool_call_id": call.id, "content": "42"},
-    ]
-    client.chat.completions.create(model="policy", messages=messages, tools=tools)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "42"}
+    messages += [choice.message.model_dump(exclude_none=True), result]
+    client.chat.completions.create(**fields)
 
 
 if __name__ == "__main__":

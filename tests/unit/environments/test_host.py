@@ -140,7 +140,6 @@ async def test_children_of_an_episode_end_with_it_or_with_a_killed_worker(
         await until(lambda: descendants() == kept)
         assert await host.advance(call("x", episode="other")) == Reply(Turn("turn 1: x"))
         await host.advance(call("leave_children"))
-        assert host._worker is not None
         os.kill(host._worker.pid, signal.SIGKILL)
         await until(lambda: descendants() == set())
 

@@ -39,9 +39,6 @@ def settings(path: Path | str, **more: object) -> ModelConfig:
     return ModelConfig.model_validate({"path": str(path), **more})
 
 
-# ---- policies -------------------------------------------------------------------------------------------------------
-
-
 def test_weights_are_those_of_the_file_in_the_asked_precision(folder: Path) -> None:
     saved = load_file(folder / "model.safetensors")
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -102,9 +99,6 @@ def test_an_incomplete_checkpoint_is_rejected_instead_of_filled_with_random_numb
         load_tokenizer(settings(folder))
     tokenizer = load_tokenizer(settings("starter"))
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-# ---- the hub --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -172,9 +166,6 @@ def test_the_random_starter_has_the_starters_shape_and_tokenizer_and_the_same_we
         resolve_model(settings("starter-random"))
 
 
-# ---- devices --------------------------------------------------------------------------------------------------------
-
-
 def on(devices: int) -> RunConfig:
     return RunConfig.model_validate({"placement": {"tensor_parallel": devices}})
 
@@ -199,3 +190,18 @@ def test_key_value_heads_may_be_replicated_but_not_split_unevenly() -> None:
     check_heads({"model_type": "strange"}, on(1))
     with pytest.raises(ConfigError, match=r"has no num_attention_heads.*set it to 1"):
         check_heads({"model_type": "strange"}, on(2))
+
+
+def test_heads_that_vllm_cannot_compute_on_a_cpu_are_refused_before_an_engine_starts() -> None:
+    small, named = {"num_attention_heads": 4, "hidden_size": 64}, {"num_attention_heads": 4, "head_dim": 16}
+    for body in (small, named, {"text_config": named}):
+        check_heads(body, on(1))
+        check_heads(body, on(1), "gpu")
+        with pytest.raises(ConfigError, match=r"model\.path .* heads of 16 values on a CPU; .* heads of 32, 64, "):
+            check_heads(body, on(1), "cpu")
+    on_cpu = {"placement": {"device": "cpu"}}
+    with pytest.raises(ConfigError, match="heads of 16 values"):
+        check_heads(small, RunConfig.model_validate(on_cpu))
+    check_heads({**small, "head_dim": 32}, on(1), "cpu")
+    supervised = {"rollout": {"source": "dataset"}, "evaluation": {"benchmarks": []}}
+    check_heads(small, RunConfig.model_validate(on_cpu | supervised))

@@ -88,10 +88,7 @@ def test_what_suffices_is_named_with_its_value(changes: dict[str, Any], settings
             small(device=CPU, cpu_kv_cache_gib=32 * 59 / 2**30),
             "too little for one sequence of model.max_length = 60 tokens; set rollout.cpu_kv_cache_gib = 1",
         ),
-        (
-            big(shape=replace(BIG, layers=800)),
-            "use a device with more memory, more devices or a smaller model",
-        ),
+        (big(shape=replace(BIG, layers=800)), "use a device with more memory, more devices or a smaller model"),
     ],
 )
 def test_the_placement_or_cache_that_solves_it_is_named_or_that_nothing_does(inputs: Inputs, advice: str) -> None:

@@ -23,13 +23,7 @@ from gxpo_trainer.config.engines import logits_chunk
 from gxpo_trainer.planner import timing
 from gxpo_trainer.planner.devices import device_named
 from gxpo_trainer.planner.inputs import peak_tokens, workload_of
-from gxpo_trainer.planner.memory import (
-    activation_bytes,
-    batched_tokens,
-    learner_parts,
-    mask_bytes,
-    sampler_memory,
-)
+from gxpo_trainer.planner.memory import activation_bytes, batched_tokens, learner_parts, mask_bytes, sampler_memory
 from gxpo_trainer.planner.timing import forward_flops
 from gxpo_trainer.rules.contract import make_rule
 
@@ -240,10 +234,8 @@ def test_counted_activations_are_what_torch_saves(precision: str, kv_heads: int)
         hidden = model.model(input_ids=torch.randint(0, 512, (8, 64)), use_cache=False).last_hidden_state
     saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert hidden.shape == (8, 64, 128)
-    shape = replace(
-        SHAPE, hidden=128, intermediate=384, layers=4, heads=4, kv_heads=kv_heads, head_dim=32, vocabulary=512
-    )
-    inputs = small(shape=shape, precision=precision)
+    sizes = {"hidden": 128, "intermediate": 384, "layers": 4, "heads": 4, "head_dim": 32, "vocabulary": 512}
+    inputs = small(shape=replace(SHAPE, **sizes, kv_heads=kv_heads), precision=precision)
     item = inputs.item
     working = 512 * item * (2 * 128 + 3 * 384)
     assert activation_bytes(inputs, 512) - working == pytest.approx(saved, rel=0.05)

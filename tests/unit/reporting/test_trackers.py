@@ -82,9 +82,6 @@ def send(out_dir: Path, tracker: Any, *, python: str = sys.executable, finish_s:
     return said
 
 
-# ---- trackers that write files ----------------------------------------------------------------------------------
-
-
 def test_tensorboard_shows_each_attempt_with_the_config_and_samples(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert send(tmp_path, "tensorboard") == []
@@ -115,9 +112,6 @@ def test_wandb_without_a_key_writes_one_offline_run_per_attempt(
     assert len(list(tmp_path.glob("run/wandb/offline-run-*/*.wandb"))) == 2
     tables = list(tmp_path.glob("run/wandb/offline-run-*/files/media/table/samples_*.json"))
     assert len(tables) == 7
-
-
-# ---- real servers -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -175,12 +169,7 @@ def test_a_late_mlflow_server_gets_config_curves_and_samples_and_the_key_stays_o
     assert len(said) == 2, said
     assert said[0].startswith("mlflow cannot be reached or refuses the run; training goes on")
     assert said[1] == f"mlflow has not been sent everything; `gxpo track {tmp_path / 'run'}` sends the rest"
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path}/mlflow.db",
-        "--artifacts-destination",
-        f"{tmp_path}/artifacts",
-    ]
+    store = [f"--backend-store-uri=sqlite:///{tmp_path}/mlflow.db", f"--artifacts-destination={tmp_path}/artifacts"]
     url = serve("mlflow", "-m", "mlflow", "server", "--port", "PORT", "--workers", "1", *store, port=port)
     logging = build({"logging": {"trackers": ["mlflow"]}}).logging
     with Trackers(tmp_path / "run", logging, said.append, python=other_python, finish_s=60.0) as running:
@@ -225,9 +214,6 @@ def test_trackio_gets_config_curves_and_samples_with_the_right_token(
     assert "demo (attempt 2)" in listing
     stored = (tmp_path / "server" / "lab.db").read_bytes()
     assert all(word in stored for word in (b"reward/mean", b"boxed", b"learning_rate"))
-
-
-# ---- clients that fail ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -312,9 +298,6 @@ def test_a_feed_ends_by_itself_when_its_trainer_is_killed(own: str, tmp_path: Pa
     orphan = subprocess.run(command, stdin=subprocess.DEVNULL, check=False, timeout=60)
     assert orphan.returncode == 0
     assert len(lines(tmp_path)) == 3
-
-
-# ---- settings ---------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_package_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

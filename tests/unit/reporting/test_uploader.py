@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ingest_server import KINDS, IngestServer, serving
+from support.ingest_server import KINDS, IngestServer
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import JsonLines, write_json
@@ -36,7 +36,8 @@ OUTCOME = {"attempt": 1, "outcome": "succeeded"}
 
 @pytest.fixture
 def server() -> Iterator[IngestServer]:
-    yield from serving()
+    with IngestServer() as server:
+        yield server
 
 
 def test_lines_are_on_disk_before_they_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +284,7 @@ ACTIONS = st.one_of(
 @given(actions=st.lists(ACTIONS, max_size=25))
 @settings(max_examples=40, deadline=None)
 def test_the_service_ends_with_the_lines_on_disk_whatever_fails(actions: list[tuple[str, Any, int]]) -> None:
-    with contextlib.contextmanager(serving)() as server, tempfile.TemporaryDirectory() as name:
+    with IngestServer() as server, tempfile.TemporaryDirectory() as name:
         run = Run(Path(name), server)
         run.uploader.follow()
         attempt = 1

@@ -97,9 +97,8 @@ class Bench:
         return message
 
 
-TURN = st.tuples(
-    st.lists(st.sampled_from(ORDINARY), max_size=8), st.sampled_from(["", "", THOUGHT, CALLS]), st.booleans()
-)
+WORDS = st.lists(st.sampled_from(ORDINARY), max_size=8)
+TURN = st.tuples(WORDS, st.sampled_from(["", "", THOUGHT, CALLS]), st.booleans())
 STEP = st.tuples(
     st.sampled_from(["continue", "continue", "retry", "edit", "compact", "other", "elsewhere"]),
     TURN,
@@ -169,13 +168,9 @@ def test_a_branch_begins_with_the_tokens_of_what_it_shares() -> None:
     assert bench.rows[1].parts[0][1][: len(shared)] == shared
 
 
-# ---- what the agent is answered, and the end of an episode -------------------------------------------------------
-
-
 def test_tool_calls_come_back_as_calls_and_are_rendered_as_they_were_sampled() -> None:
     request = ChatRequest(({"role": "user", "content": "x"},), (TOOL,))
     message = parsed_calls(tool_parser("hermes"), TOKENIZER, CALLS, request)
-    assert message is not None
     assert message["content"] == "Let me see. "
     (call,) = message["tool_calls"]
     assert call["function"] == {"name": "calc", "arguments": '{"e": "1+1"}'}

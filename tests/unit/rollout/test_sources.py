@@ -232,7 +232,6 @@ CALCULATOR = {"environment": {"name": "calculator"}}
 
 def test_an_episode_begins_with_the_problem_in_the_runs_template() -> None:
     (request,) = planner(**CALCULATOR).requests([2], step=1)
-    assert request.episode is not None
     assert request.episode.problem == Problem("2", "Q: 2+1?", "3", {"level": 2})
     assert request.episode.max_prompt_tokens == 77
     assert request.seed is None, "unseeded sampling; the episode has a seed all the same"

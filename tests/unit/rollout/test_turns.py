@@ -139,7 +139,6 @@ def test_a_template_that_keeps_turns_makes_one_row_and_each_action_reaches_the_e
     answers = [f"<|user|>again {number}<|end|><|assistant|>" for number in (1, 2, 3)]
     expected = "".join(f"{turn}<|end|>{answer}" for turn, answer in zip(turns, [*answers, ""], strict=True))
     assert tokenizer.decode(row.token_ids, clean_up_tokenization_spaces=False) == expected
-    assert row.sampled is not None
     assert row.token_ids[row.sampled].tolist() == [token for turn in engine.sampled for token in turn]
     assert row.logprobs.tolist() == (-1.0 * row.sampled).tolist()
     assert (row.finish_reason, row.versions, group.weights_version) == ("stop", ((3, len(row.token_ids)),), 3)
@@ -160,7 +159,6 @@ def test_all_episodes_of_a_group_begin_with_the_messages_of_its_first() -> None:
     group, _, tokenizer = play(None, [PLAIN] * 4, echo, samples=2)
     assert group.prompt_token_ids.tolist() == render_messages(messages, tokenizer).tolist()
     first, other = (sample.episode for sample in group.samples)
-    assert first is not None
     assert first.end == "done"
     detail = "calculator.reset returned other messages for the same problem and seed; all episodes of a group must see "
     assert other == Episode((), "error", f"{detail}the same")
@@ -180,7 +178,6 @@ def test_an_episode_whose_first_messages_cannot_be_used_ends(
 ) -> None:
     echo = Echo(first)
     (sample,) = play(None, [], echo, limit=limit)[0].samples
-    assert sample.episode is not None
     assert sample.episode.end == end
     assert detail in sample.episode.detail
     assert (echo.ended, len(sample.token_ids)) == (1, 0)
@@ -230,7 +227,6 @@ def test_each_rendered_history_with_what_was_sampled_after_it_is_a_row() -> None
     assert engine.limits == [160 - sum(map(len, engine.sampled[:turn])) for turn in range(4)]
     assert sample.num_sampled == sum(map(len, engine.sampled))
     assert sample.text == "\n".join([FIRST, THOUGHT, PLAIN, LAST])
-    assert sample.episode is not None
     assert (sample.episode.end, sample.episode.reward) == ("done", 1.0)
 
 
@@ -287,8 +283,5 @@ def test_responses_of_a_group_that_finish_in_one_step_make_one_group() -> None:
     responses[2].finish_reason = "length"
     ((index, group),) = groups.finish(responses[1:])
     assert index == 0
-    assert [(sample.text, sample.finish_reason) for sample in group.samples] == [
-        ("a", "stop"),
-        ("b", "stop"),
-        ("c", "length"),
-    ]
+    ended = [(sample.text, sample.finish_reason) for sample in group.samples]
+    assert ended == [("a", "stop"), ("b", "stop"), ("c", "length")]

@@ -55,9 +55,6 @@ def group(*samples: Sample | str, extra: dict[str, Any] | None = None, rewards: 
     return Group(prompt, IDS, made, weights_version=0)
 
 
-# ---- episodes -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("sample", "expected"),
     [
@@ -125,9 +122,6 @@ def test_components_see_the_environments_verdict_reward_turns(tmp_path: Path, mo
         None,
     ]
     assert [verdict.reward for verdict in verdicts] == pytest.approx([2.2805, -0.471, 2.03, 2.0, None])
-
-
-# ---- components over HTTP -------------------------------------------------------------------------------------------
 
 
 def judge(url: str, label: str = "judge", **settings: Any) -> HttpRewardConfig:
@@ -250,9 +244,6 @@ def test_a_run_stops_when_a_server_fails_too_often_and_a_step_costs_the_sum_over
     more: Any = http_usage(groups, usage)
     assert more.calls == 12
     assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 5)]) is None
-
-
-# ---- settings ----------------------------------------------------------------------------------------------------
 
 
 def test_an_address_must_be_listed_character_by_character(

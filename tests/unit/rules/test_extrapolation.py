@@ -193,6 +193,10 @@ def test_ratio_noise_is_the_root_mean_square_of_r_minus_one_over_active_coordina
     learner = ToyLearner(torch.ones(4), lambda theta, taken: [rows[taken]])
     assert ratio_noise(learner, make_rule(GxpoRule())) == {"diagnostics/ratio_noise": pytest.approx((0.25 / 3) ** 0.5)}
     assert learner.passes == 2
+    # SFPO predicts nothing: every coordinate with a gradient counts.
+    rows = [torch.tensor([1e-9, 0.0, 0, 0]), torch.tensor([1.5e-9, 1.0, 1, 1])]
+    for_sfpo = ratio_noise(ToyLearner(torch.ones(4), lambda theta, taken: [rows[taken]]), make_rule(SfpoRule()))
+    assert for_sfpo == {"diagnostics/ratio_noise": pytest.approx(0.5)}
     silent = ToyLearner(torch.ones(4), lambda theta, taken: [torch.zeros(4)])
     assert ratio_noise(silent, make_rule(GxpoRule())) == {}
 
@@ -210,6 +214,9 @@ def test_prediction_errors_by_hand() -> None:
     assert apart["gxpo/theta_k_error"] == pytest.approx(2.0)
     unmoved = prediction_error(learner, start, [torch.tensor([4.0, 1.0, 5.0])], start)
     assert unmoved.keys() == {"gxpo/theta_k_error"}
+    small = prediction_error(learner, [torch.tensor([1.5, 1.0, 1.0])], [torch.tensor([1.25, 1.0, 1.0])], start)
+    assert small["gxpo/theta_k_relative_error"] == pytest.approx(0.5)
+    assert small["gxpo/displacement_cosine_error"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_cosine_and_root_mean_squares_by_hand() -> None:

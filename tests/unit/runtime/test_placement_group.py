@@ -146,7 +146,7 @@ def test_an_error_of_an_actor_has_its_message_alone(monkeypatch: pytest.MonkeyPa
         result_of(object())
 
 
-# Writes that fail within libraries in Rust, and objects that are exempt from garbage collection.
+# Writes that fail within libraries in Rust.
 
 
 WRITES = {
@@ -161,16 +161,14 @@ WRITES = {
 @pytest.mark.parametrize("library", WRITES)
 def test_a_failed_write_has_its_error_number(tmp_path: Path, library: str) -> None:
     code = WRITES[library] + (
-        "import resource, sys; from gxpo_trainer.runtime.processes import frozen_allocations, write_errors\n"
+        "import resource, sys; from gxpo_trainer.runtime.processes import write_errors\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
         "    with write_errors(): write(sys.argv[1])\n"
         "except OSError as error: print(error.errno)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "file")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [str(errno.EFBIG)]
+    printed = subprocess.check_output([sys.executable, "-c", code, str(tmp_path / "file")], text=True)
+    assert printed.split() == [str(errno.EFBIG)]
 
 
 # placement.device = "auto": what decides, what is reported about it, and what is refused.

@@ -150,7 +150,6 @@ def test_stacks_name_the_function_that_does_not_return_and_are_printed_for_the_l
 ) -> None:
     monkeypatch.setattr(module, "this_node", lambda: "node")
     with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, text=True) as hung:
-        assert hung.stdout is not None
         pid, descriptor = map(int, hung.stdout.readline().split())
         assert stacks(pid, descriptor).count("in wait_for_a_peer") == 1
         print_stacks("verifier", TracedProcess("node", pid, descriptor))

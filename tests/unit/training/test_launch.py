@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from support.ingest_server import IngestServer, serving
+from support.ingest_server import IngestServer
 
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
@@ -36,7 +36,8 @@ from gxpo_trainer.training.launch import TERMINATED, Launch
 
 @pytest.fixture
 def server() -> Iterator[IngestServer]:
-    yield from serving()
+    with IngestServer() as server:
+        yield server
 
 
 def service(server: IngestServer, attempt: int = 3) -> ServiceAddress:
@@ -56,8 +57,6 @@ def run_until(launch: Launch, error: BaseException, *, setting_up: bool = False)
         raise error
 
 
-# ---- the lock ------------------------------------------------------------------------------------------------
-
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
@@ -72,7 +71,6 @@ time.sleep(600)
 
 def test_a_folder_has_one_trainer_and_is_free_when_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
         child = int(holder.stdout.readline())
         try:
             assert (tmp_path / ".lock").read_text() == f"{holder.pid} {process_start(holder.pid)}\n"
@@ -87,9 +85,6 @@ def test_a_folder_has_one_trainer_and_is_free_when_that_is_killed(tmp_path: Path
         finally:
             holder.kill()
             os.kill(child, signal.SIGKILL)
-
-
-# ---- the outcome ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -181,9 +176,6 @@ def test_a_launch_that_was_taken_over_stops_and_reports_nothing_more(tmp_path: P
     assert server.outcome is None
 
 
-# ---- the command ---------------------------------------------------------------------------------------------
-
-
 def train(*argv: str | Path) -> int:
     return cli.main(["train", *map(str, argv)])
 
@@ -199,9 +191,6 @@ def test_a_refused_config_is_reported_to_the_service(tmp_path: Path, server: Ing
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.toml", "outcome.json"]
     assert train(config, "--service", address) == 2
     assert "--service requires --out" in capsys.readouterr().err
-
-
-# ---- attempts, addresses -------------------------------------------------------------------------------------
 
 
 STALLS = """
@@ -348,7 +337,6 @@ def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", program, str(tmp_path)]
     process = subprocess.Popen(command, env={"GXPO_STOP_WAIT_S": "0.2"}, **pipes)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     _, printed = process.communicate(timeout=60)

@@ -104,16 +104,14 @@ def test_a_model_without_a_chat_template_and_fewer_problems_than_a_step_takes_ar
     settings = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(settings))
-    prepared = prepare(
-        config(model={"path": str(tmp_path / "base")}, rollout={"prompts_per_step": 4}), tmp_path / "new"
-    )
+    made = config(model={"path": str(tmp_path / "base")}, rollout={"prompts_per_step": 4})
+    prepared = prepare(made, tmp_path / "new")
     (prompt, few, *_), said = recorded(prepared, tmp_path / "run")
     assert said == ["prompts are " + rendering(None), few["message"]]
     assert rendering(None) in prompt["message"]
     assert few["kind"] == "few_problems"
-    assert few["message"].startswith(
-        "2 problems for 4 prompts a step: a step contains copies of the same problems; lower"
-    )
+    words = "2 problems for 4 prompts a step: a step contains copies of the same problems; lower"
+    assert few["message"].startswith(words)
 
 
 @pytest.mark.parametrize(

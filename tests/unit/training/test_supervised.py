@@ -46,7 +46,6 @@ def settings(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> RunCon
 def test_rows_need_no_answer_and_end_with_the_end_token(tmp_path: Path) -> None:
     prepared = prepare(settings(tmp_path, ROWS), tmp_path / "run")
     tokenizer = AutoTokenizer.from_pretrained(STARTER_FOLDER)
-    assert prepared.problems.rows is not None
     assert [tokenizer.decode(ids) for ids in prepared.problems.rows.completion_ids] == ["7<|end|>", "5+6=11<|end|>"]
     assert [prompt.gold for prompt in prepared.problems.rows.prompts] == ["", "11"]
     assert prepared.problems.data.num_left_out == {"model.max_length": 1}
@@ -70,7 +69,6 @@ def test_rows_that_cannot_be_learned_are_refused(tmp_path: Path, rows: list[dict
 def test_the_embedded_task_has_its_worked_answers_for_a_warm_start_and_its_golds_for_the_run(tmp_path: Path) -> None:
     settings = ["data.num_problems=64", "data.guess_share=0", "model.path=starter", "placement.device=cpu"]
     prepared = prepare(load_preset("sft-demo", settings), tmp_path / "run")
-    assert prepared.problems.rows is not None
     for prompt in prepared.problems.rows.prompts:
         assert (prompt.completion or "").endswith(f"={prompt.gold}, so \\boxed{{{prompt.gold}}}")
     assert all(prompt.completion is None for prompt in prepared.problems.prompts.prompts)

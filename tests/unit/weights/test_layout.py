@@ -11,8 +11,10 @@ import torch
 from vllm._custom_ops import cpu_prepack_moe_weight
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner.architectures import CPU_HEADS
 from gxpo_trainer.weights.buckets import TensorEntry
 from gxpo_trainer.weights.vllm_weights import VllmWeights, packed_order
 
@@ -31,6 +33,10 @@ def second_of_two_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: WORKERS)
     with set_current_vllm_config(VllmConfig()):
         yield
+
+
+def test_attention_heads_that_are_not_refused_are_those_that_vllm_lists() -> None:
+    assert CPUAttentionBackend.get_supported_head_sizes() == list(CPU_HEADS)
 
 
 def layers(kv_heads: int, fused: bool = False) -> torch.nn.Module:

@@ -164,14 +164,28 @@ def uneven_split(heads: int, key_value_heads: int, tensor_parallel: int, model: 
     )
 
 
-def check_heads(body: Mapping[str, Any], config: RunConfig) -> None:
-    """Raises ConfigError when vLLM cannot give each device the same number of attention heads (`uneven_split`)."""
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM 0.32 computes on a CPU."""
+
+
+def check_heads(body: Mapping[str, Any], config: RunConfig, device: str | None = None) -> None:
+    """Raises ConfigError when vLLM cannot compute the attention heads, or not give each device the same number of them
+    (`uneven_split`). device: of the engines, where `placement.device` leaves it open."""
     model, tensor_parallel = repr(config.model.path), config.placement.tensor_parallel
+    text = language_model(body)
+    heads, width = text.get("num_attention_heads") or text.get("n_head"), text.get("hidden_size")
+    if not isinstance(heads, int) or heads < 1:
+        heads = 0
+    size = text.get("head_dim") or (width // heads if heads and isinstance(width, int) else None)
+    on_cpu = (device or config.placement.device) == "cpu" and config.needs_engines
+    if on_cpu and size is not None and size not in CPU_HEADS:
+        raise ConfigError(
+            f"model.path = {model}: vLLM cannot compute attention heads of {size} values on a CPU; choose a model with "
+            f"heads of {', '.join(map(str, CPU_HEADS))}, or a machine with a GPU"
+        )
     if tensor_parallel == 1:
         return
-    text = language_model(body)
-    heads = text.get("num_attention_heads") or text.get("n_head")
-    if not isinstance(heads, int) or heads < 1:
+    if not heads:
         raise ConfigError(f"placement.tensor_parallel: config.json of {model} has no num_attention_heads; set it to 1")
     shared = text.get("num_key_value_heads")
     sentence = uneven_split(heads, shared if isinstance(shared, int) and shared > 0 else heads, tensor_parallel, model)
@@ -196,8 +210,8 @@ def check_positions(body: Mapping[str, Any], config: RunConfig) -> None:
         raise ConfigError(f"model.max_length = {model.max_length} exceeds {what}; set it to {most} or less")
 
 
-def check_model(body: Mapping[str, Any], config: RunConfig) -> None:
+def check_model(body: Mapping[str, Any], config: RunConfig, device: str | None = None) -> None:
     """The three checks of a config.json for one run. Raises ConfigError."""
     check_architecture(body, config)
-    check_heads(body, config)
+    check_heads(body, config, device)
     check_positions(body, config)

@@ -190,9 +190,8 @@ class Predictor:
         return out
 
     def _plan(self, theta: Sequence[Tensor], threshold: float, trial: bool) -> Plan:
-        varies = self.settings.activity == "rms"
-        bound = torch.tensor(threshold, device=theta[0].device) if varies else threshold
-        return Plan.of(self.settings, bound, trial=trial)
+        # A tensor, which a compiled kernel takes without being compiled again for each value.
+        return Plan.of(self.settings, torch.tensor(threshold, device=theta[0].device), trial=trial)
 
 
 class DisplacementPredictor(Predictor):
@@ -247,7 +246,7 @@ def _run_over_shards(
     learner: RuleLearner, function: Callable[..., Tensor], settings: Sequence[Any], shards: Sequence[Sequence[Tensor]]
 ) -> dict[str, float]:
     """One fused pass `function(*settings, *slices)` over all local shards; the FIELDS summed over ranks."""
-    kernel = _compile(function, dynamic=True) if shards[0] and shards[0][0].is_cuda else function
+    kernel = _compile(function, dynamic=True) if shards[0][0].is_cuda else function
     total = torch.zeros(len(FIELDS), dtype=torch.float64, device=shards[0][0].device)
     for parts in chunks(*shards):
         total += kernel(*settings, *parts)

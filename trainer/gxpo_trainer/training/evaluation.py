@@ -169,7 +169,7 @@ def evaluate_model(args: argparse.Namespace) -> int:
     config = config.model_copy(update={"model": config.model.model_copy(update={"max_length": length})})
     placement = Placement.decide(config)
     folder = resolve_model(config.model)
-    check_heads(body, config)
+    check_heads(body, config, placement.device)
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)

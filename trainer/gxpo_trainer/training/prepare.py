@@ -122,7 +122,8 @@ def prepare(
     if resume and not has_run:
         raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
     check_files(config, most=FIRST_ROWS).refuse()
-    check_model(config_json(config.model), config)  # before the weights of a hub name, which may be many gigabytes
+    # Before the weights of a hub name, which may be many gigabytes.
+    check_model(config_json(config.model), config, placement.device)
     config = config.model_copy(update={"model": pin_revision(config.model)})
     if config.teacher is not None:
         pinned = pin_revision(config.of_reference.model)

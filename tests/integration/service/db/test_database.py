@@ -56,7 +56,6 @@ def test_questions_see_what_was_written_and_leave_no_transaction(database: Datab
 
 def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None:
     programs = find_programs()
-    assert programs is not None
     with closing(PostgresServer(programs)) as frozen:
         url = frozen.url("postgres")
         upgrade(url)

@@ -68,9 +68,6 @@ def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monk
     assert {*known} == {"a", "b", "c"}, "what is left out leaves no name behind"
 
 
-# ---- over HTTP -------------------------------------------------------------------------------------------------
-
-
 def test_the_first_heartbeat_makes_the_run_running_and_one_that_says_nothing_new_changes_its_time_alone(
     anonymous: TestClient, database: Database
 ) -> None:
@@ -240,9 +237,6 @@ def test_names_go_with_their_last_run_and_numbers_are_never_given_again(database
     assert runs.curve(database, third.split()[0], "own/0") == [(1, 4.0)]
 
 
-# ---- files of a dead trainer: ingested exactly once by the scheduler that holds the run ------------------------
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "artifacts" / "run"
@@ -265,7 +259,6 @@ def test_the_rest_of_the_files_and_the_outcome_are_read(database: Database, fold
     )
     heartbeat = runs.get(database, run_id).heartbeat_at
     outcome = drain(database, run_id, folder, 1, 1)
-    assert outcome is not None
     assert (outcome.outcome, outcome.reason, outcome.message) == ("failed", "diverged", "NaN")
     assert runs.curve(database, run_id, "a") == [(step, float(step)) for step in range(1200)]
     run = runs.get(database, run_id)
@@ -314,7 +307,6 @@ def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path
         assert drain(database, run_id, folder, 2, 2) is None
     (folder / "outcome.json").write_text('{"attempt": 2, "outcome": "paused"}')
     outcome = drain(database, run_id, folder, 2, 2)
-    assert outcome is not None
     assert outcome.outcome == "paused"
 
 

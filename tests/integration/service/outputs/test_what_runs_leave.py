@@ -39,9 +39,6 @@ def path(run_id: str, rest: str) -> str:
     return f"/api/v1/runs/{run_id}/{rest}"
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------
-
-
 def test_samples_come_in_pages_newest_step_first_by_step_and_verdict(client: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
@@ -137,9 +134,6 @@ def test_a_timeline_has_the_last_steps_without_bad_lines(client: TestClient, run
     jsonschema.validate(answer.json(), resolved(client, "TimelineView"))
 
 
-# ---- logs ------------------------------------------------------------------------------------------------------
-
-
 def test_a_log_is_read_in_parts_without_cutting_characters(client: TestClient, run_id: str, folder: Path) -> None:
     assert client.get(path(run_id, "logs")).json() == {"text": "", "offset": 0, "next_offset": 0, "size": 0}
     text = "größer 🙂\nzwei\n"
@@ -199,9 +193,6 @@ def test_a_log_is_followed_to_its_end_or_that_of_the_token(
             http.delete(f"{url}/api/v1/tokens/{mine}", headers=admin).raise_for_status()
             with pytest.raises(NotSignedIn, match="revoked"):
                 next(events)
-
-
-# ---- checkpoints -----------------------------------------------------------------------------------------------
 
 
 def add_checkpoint(folder: Path, step: int, score: Any = None, *, whole: bool = True) -> Path:

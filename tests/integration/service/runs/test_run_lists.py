@@ -152,9 +152,6 @@ def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, d
     assert matches("starter", limit=1) == ([ids[1]], 2)
 
 
-# Metrics
-
-
 def add_last(database: Database, values: dict[str, tuple[float | None, float | None, float | None]]) -> None:
     """run id → last, lowest, highest of METRIC."""
     with database.writing() as session:
@@ -202,9 +199,6 @@ def test_settings_come_along_when_they_are_asked_for(client: TestClient) -> None
     assert settings["learner.rule.k"] == settings["learner.rule"]["k"] == 7
     assert settings["learner.no.such"] is None
     assert client.get(f"{API}/runs").json()["items"][0]["settings"] == {}
-
-
-# Bad requests
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,6 @@ def test_progress_is_that_of_the_bound_nearest_to_its_end(
     assert stopping["progress"]["seconds_left"] is None
 
 
-# Idempotency
-
-
 def test_a_tokens_key_and_body_make_one_run_and_another_body_is_refused(
     client: TestClient, database: Database, token_for: Callable[[str], str]
 ) -> None:
@@ -273,9 +270,6 @@ def test_fifty_submissions_at_once_with_one_key_make_one_run(client: TestClient,
     assert len({run_id for _, run_id in answers}) == 1
     assert runs.count(database, Run) == 1
     assert runs.count(database, RunTag) == 2
-
-
-# Deleting
 
 
 def folder_of(settings: ServiceSettings, run_id: str) -> Path:

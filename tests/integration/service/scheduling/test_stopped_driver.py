@@ -13,11 +13,11 @@ import httpx
 import psutil
 import pytest
 from support.ray_clusters import RayHead
+from support.rollouts import trained_rows
 from support.service_processes import ServiceProcesses, trainers, until
 
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.reporting.reading import read_metrics
 
 pytestmark = [pytest.mark.engine, pytest.mark.long("the scheduler's own tests prove each step of it")]
 
@@ -70,6 +70,6 @@ def test_a_stopped_driver_is_noticed_ended_and_its_run_recovered_once(
     (stopped,) = [event["message"] for event in events if event["kind"] == "stop"]
     assert "its trainer sent no heartbeat for longer than heartbeat_s = 15 s" in stopped
     assert stopped.rpartition("its last phase was ")[2] in phases, (stopped, phases)
-    rows = [row for row in read_metrics(home / "artifacts" / run_id) if "update/backward_passes" in row["metrics"]]
+    rows = trained_rows(home / "artifacts" / run_id)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "no hole, no double"
     assert not psutil.wait_procs(tree, timeout=60)[1], "processes of the stopped launch are left"

@@ -202,7 +202,6 @@ def end_all(database: Database, accuracy: dict[str, float], state: RunState = Ru
     """End every queued run; accuracy: by arm."""
     with database.writing() as session:
         for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED)):
-            assert run.group_values is not None
             run.state, run.score = state, accuracy[run.group_values["arm"]]
             for name, value in more.items():
                 setattr(run, name, value)
@@ -262,16 +261,14 @@ def test_a_failed_run_is_named_until_retried_and_one_that_diverges_is_a_result(
 
 def test_a_bad_study_is_refused_and_queues_nothing(client: TestClient, database: Database) -> None:
     arms, ladder = STUDY["arms"], STUDY["ladder"]
-    far = {"label": "F", "learning_rate_factor": 1e308, "learning_rate_of": "gxpo"}  # the floats end at 1.8e308
+    # The floats end at 1.8e308.
+    far = arms | {"far": {"label": "F", "learning_rate_factor": 1e308, "learning_rate_of": "gxpo"}}
     refused: dict[str, dict[str, Any]] = {
         "is no arm": {"baseline": "ppo"},
         "arms.bad: ": {"arms": arms | {"bad": {"label": "B", "overrides": ["learner.rule.name=ppo"]}}},
         "arms.grpo: ": {"overrides": ["model.trust_remote_code=true"]},
         "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0": {"seeds": [0, -1]},
-        "arms.far: learning_rate: is inf": {
-            "arms": arms | {"far": far},
-            "ladder": ladder | {"learning_rates": [1e-5, 20.0]},
-        },
+        "arms.far: learning_rate: is inf": {"arms": far, "ladder": ladder | {"learning_rates": [1e-5, 20.0]}},
     }
     for message, changes in refused.items():
         answer = client.post(f"{API}/studies", json={"toml": tomli_w.dumps(STUDY | changes)})

@@ -12,14 +12,7 @@ import numpy.typing as npt
 from gxpo_trainer.config import LossSettings
 from gxpo_trainer.environments import Observation, Problem, Turn
 from gxpo_trainer.grading.rewards import RewardInput
-from workbench.settings import (
-    BrevityReward,
-    EchoEnvironment,
-    FromBestAdvantage,
-    LinearLoss,
-    LinesLogger,
-    RepeatedRule,
-)
+from workbench.settings import BrevityReward, EchoEnvironment, FromBestAdvantage, LinearLoss, LinesLogger, RepeatedRule
 
 
 class Repeated:

@@ -122,6 +122,5 @@ def test_hidden_outliers_are_counted_and_bands_end_at_their_limits() -> None:
     rows = calm.points
     assert rows["y"].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 9]
     assert rows.loc[3, ["low", "high"]].tolist() == [-4, 10]
-    assert base.without_outliers(Chart("k", "t", DOTS, {"points": rows[["y"]]}, "", ""))[1] == 0, (
-        "a chart without lines"
-    )
+    without_lines = Chart("k", "t", DOTS, {"points": rows[["y"]]}, "", "")
+    assert base.without_outliers(without_lines)[1] == 0

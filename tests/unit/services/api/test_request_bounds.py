@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.bounds import unbounded
+from support.bounds import bounds, unbounded
 
 from gxpo_services.api.errors import Invalid, RangeNotSatisfiable
 from gxpo_services.api.fields import MAX_VALUES, Body, Kind, decode_cursor, encode_cursor, faults, new_id, read_json
@@ -26,18 +27,76 @@ FREE_FORM = {
 }
 
 
+LIMITS = """
+maxItems 100: seeds
+maxItems 10000: evaluations, events, metrics, samples
+maxItems 20: state, tag, tags
+maxItems 20 | maxLength 100000 | minimum -9223372036854775808 maximum 9223372036854775808: grid.*[]
+maxItems 200: base.overrides, groups, overrides
+maxItems 200 | maxItems 500 | minItems 1 maxItems 200 | minItems 1 maxItems 500: runs
+maxItems 50: budgets, with_metric, with_setting
+maxLength 100: base.preset, if-none-match, owner, preset
+maxLength 1000: baseline, budgets[], if-match
+maxLength 100000 | minimum -9223372036854775808 maximum 9223372036854775808: grid.*[][]
+maxLength 120: actor
+maxLength 20: verdict
+maxLength 200: Range, benchmark, if-range, phase, rule, text, x, y
+maxLength 2000 | maxLength 40: cursor
+maxLength 20000: groups[], names[], notes, runs[]
+maxLength 200000: base.toml, toml
+maxLength 207: sort
+maxLength 300: prompt_id
+maxLength 400: model
+maxLength 60: kind
+maxProperties 8: grid
+maximum 36500 exclusiveMinimum 0: days
+minItems 1 maxItems 100: grid.*
+minItems 1 maxItems 4: parts
+minItems 1 maxItems 500: names
+minLength 1 maxLength 100 | minLength 1 maxLength 200: name
+minLength 1 maxLength 200: with_metric[], with_setting[]
+minLength 1 maxLength 2000: base.overrides[], overrides[]
+minLength 1 maxLength 60: tag[], tags[]
+minimum -1 maximum 2147483647 | minimum 0 maximum 100000000000 | minimum 0 maximum 9223372036854775808: after
+minimum 0 maximum 9223372036854775808 default 0: after
+minimum -1000 maximum 1000 | minimum -1000 maximum 1000 default 0: priority
+minimum -9223372036854775808 maximum 9223372036854775808 default 0: offset
+minimum 0 exclusiveMaximum 1: sampling_share
+minimum 0 exclusiveMaximum 1 default 0: smoothing
+minimum 0 maximum 100000000000: before, created_after, created_before
+minimum 0 maximum 2147483647: group, sample, step
+minimum 0 maximum 2147483647 default 0: offsets.evaluations, offsets.events, offsets.metrics, offsets.samples
+minimum 0 maximum 9223372036854775808: last-event-id, seeds[]
+minimum 1 maximum 1000 default 200 | minimum 1 maximum 200 default 50 | minimum 1 maximum 500 default 50: limit
+minimum 4 maximum 1048576 default 65536: limit
+minimum 1 maximum 2147483647: attempt, batch
+minimum 1 maximum 50 default 4: steps
+minimum 4 maximum 20000 default 1000: max_points
+"""
+"""Bounds and defaults → members and parameters; a narrower bound refuses what clients send today."""
+
+
 def test_every_member_and_parameter_of_a_request_is_bounded(tmp_path: Path) -> None:
     description = create_app(ServiceSettings(home=tmp_path)).openapi()
     schemas = description["components"]["schemas"]
-    found = set()
+    found, limits = set(), defaultdict[str, set[str]](set)
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
             contents = operation.get("requestBody", {}).get("content", {}).values()
             parts = [("", content["schema"]) for content in contents]
             parts += [(parameter["name"], parameter["schema"]) for parameter in operation.get("parameters", ())]
             where = f"{method} {path.removeprefix('/api/v1/')}"
-            found |= {f"{where} {place}" for name, part in parts for place in unbounded(part, schemas, name)}
+            for name, part in parts:
+                found |= {f"{where} {place}" for place in unbounded(part, schemas, name)}
+                for place, limit in bounds(part, schemas, name):
+                    limits[place].add(limit)
     assert found == {f"{place}: object" for place in FREE_FORM} | {"delete tokens/{token_id} token_id: string"}
+    written = defaultdict[str, set[str]](set)
+    for line in LIMITS.strip().splitlines():
+        limit, places = line.split(": ")
+        for place in places.split(", "):
+            written[place].update(limit.split(" | "))
+    assert limits == written
 
 
 @pytest.mark.parametrize(
@@ -58,6 +117,8 @@ def test_strict_json_is_read_as_the_standard_library_reads_it() -> None:
     assert read_json(json.dumps(value)) == value
     assert read_json("[" * 64 + "]" * 64) == json.loads("[" * 64 + "]" * 64)
     assert read_json("7") == 7
+    with pytest.raises(ValueError, match=r"^9{40} is not a JSON number"):
+        read_json("9" * 400 + ".0")
     with pytest.raises(UnicodeDecodeError):
         read_json(b'"\xff"')
 
@@ -76,6 +137,8 @@ def nested(depth: int) -> dict[str, object]:
 def test_free_form_json_is_bounded_in_depth_keys_and_number_of_values() -> None:
     assert faults(nested(32)) == []
     assert faults(nested(33)) == [(".".join("a" * 33), "is nested deeper than 32 levels")]
+    assert faults(json.loads("[" * 33 + "]" * 33)) == []
+    assert faults(json.loads("[" * 34 + "]" * 34)) == [("[0]" * 33, "is nested deeper than 32 levels")]
     assert faults({"k" * 100: [1]}) == []
     assert faults({"x": [0] * (MAX_VALUES - 2)}) == [], "the list and the object are values too"
     assert faults({"x": [0] * (MAX_VALUES - 1)}) == [("", f"has more than {MAX_VALUES} values")]
@@ -157,6 +220,7 @@ def made_of(*body: object) -> str:
         (made_of("+x", 5, 1), "text"),
         (made_of("+x", "a\x00b", 1), "text"),
         (made_of("+x", 1.0, -1), "float"),
+        (made_of("+x", 1.0, "1"), "float"),
         (made_of("+x", 1.0, 2**63), "float"),
         (made_of("+x", 1.0), "float"),
         ("", "float"),

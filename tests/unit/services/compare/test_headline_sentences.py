@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from gxpo_services.compare.export import write_rows
 from gxpo_services.compare.headline import (
@@ -18,7 +19,7 @@ from gxpo_services.compare.headline import (
     signal_sentence,
     state_sentence,
 )
-from gxpo_services.compare.schemas import gate_view
+from gxpo_services.compare.schemas import CompareQuery, curve_view, gate_view
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
@@ -29,6 +30,13 @@ def view(state: str, steps: int = 12, **fields: Any) -> RunView:
     progress = Progress.model_construct(steps=steps, step_budget=fields.pop("of", 40), queue_position=2)
     known: dict[str, Any] = {"reason": None, "detail": "", "phase": None, "recoveries": 0}
     return RunView.model_construct(state=RunState(state), progress=progress, **(known | fields))
+
+
+def test_smoothing_is_a_number_below_one() -> None:
+    assert CompareQuery.model_validate({"runs": ["r"], "smoothing": 0.99}).smoothing == 0.99
+    for bad in (-0.1, 1.0, math.nan):
+        with pytest.raises(ValidationError):
+            CompareQuery.model_validate({"runs": ["r"], "smoothing": bad})
 
 
 @pytest.mark.parametrize(
@@ -148,6 +156,8 @@ def test_a_gate_says_whether_it_was_thinned() -> None:
     assert {5.0, -4.0} <= set(thinned.z)
     assert [trace.z[int(step)] for step in thinned.steps] == thinned.z
     assert (thinned.threshold, thinned.shutoff_step, thinned.two_sided) == (0.5, 7, True)
+    drawn = curve_view(curve([0.0, 30.0], [0.1, 0.5]), 0.0, np.array([[0.05, 0.4], [0.2, 0.6]]))
+    assert (drawn.low, drawn.high, drawn.accuracy, drawn.smoothed) == ([0.05, 0.4], [0.2, 0.6], *[[0.1, 0.5]] * 2)
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])

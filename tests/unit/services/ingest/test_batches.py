@@ -64,6 +64,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("metrics", {"attempt": 1, "step": 1, "time": 1, "metrics": [1]}, "metrics"),
     ("metrics", metric_row(1, a="nan"), "not a number"),
     ("metrics", metric_row(1, a=True), "not a number"),
+    ("metrics", metric_row(1, a="x" * 60), "'x{40}' is not a number"),
     ("metrics", metric_row(1, a=10**400), "not a number"),
     ("metrics", metric_row(1, **{"n" * 201: 1.0}), "200|at least 1"),
     ("metrics", metric_row(1, **{"": 1.0}), "200|at least 1"),

@@ -28,7 +28,8 @@ WIDE = Quotas(runs=100, cpus=1000.0, gpus=1000.0)
 
 
 def queued(number: int, submitter: str = "a", **values: float) -> Candidate:
-    return Candidate(number, submitter, **{"cpus": 1.0, "gpus": 0.0, "queued_at": float(number), **values})
+    usual = {"cpus": 1.0, "gpus": 0.0, "priority": 0, "needs_gpus": True, "auto_cpus": False}
+    return Candidate(number, submitter, **(usual | {"queued_at": float(number)} | values))  # type: ignore[arg-type]
 
 
 def admitted(waiting: list[Candidate], executing: list[Candidate], quotas: Quotas) -> list[int]:
@@ -73,6 +74,8 @@ runs = st.builds(
     cpus=st.sampled_from([0.5, 1.0, 2.0, 4.0]),
     gpus=st.sampled_from([0.0, 1.0]),
     priority=st.integers(-2, 2),
+    needs_gpus=st.just(True),
+    auto_cpus=st.just(False),
     queued_at=st.floats(0, 100),
 )
 unique = st.lists(runs, max_size=12, unique_by=lambda run: run.number)
@@ -116,7 +119,7 @@ def test_a_run_of_any_device_counts_its_gpus_in_a_cluster_that_has_some() -> Non
 
 
 TWO_CPUS = Quotas(runs=10, cpus=2.0, gpus=0.0)
-LARGE = Candidate(1, "a", cpus=3.0, gpus=0.0, queued_at=5.0)
+LARGE = queued(1, cpus=3.0, queued_at=5.0)
 
 
 def test_a_run_whose_shares_are_automatic_takes_the_cpus_that_there_are() -> None:
@@ -173,6 +176,7 @@ def test_each_state_has_its_own_time_out(job: str) -> None:
     assert action(S.CANCELLING, job, request=60, silence=9999) == "wait"
     assert action(S.CANCELLING, job, request=61) == "stop"
     assert action(S.PAUSING, job, request=300, silence=120) == "wait"
+    assert action(S.PAUSING, job, request=10, silence=0) == "wait"
     assert action(S.PAUSING, job, request=301) == "stop"
     assert action(S.PAUSING, job, request=0, silence=121) == "stop"
 

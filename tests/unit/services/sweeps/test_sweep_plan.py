@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gxpo_services.api.errors import Invalid
 from gxpo_services.settings import ServiceSettings
@@ -72,6 +73,20 @@ def test_a_grid_may_hold_whole_rules_words_lists_and_nothing() -> None:
         *(("grpo", (3, 4)), ("grpo", None), ("sfpo", (3, 4)), ("sfpo", None))
     ]
     assert runs[0].config.data.split == "a\n'\"b"
+    (run,) = sweep(grid={"environment.name": ["single_turn"]})
+    assert run.config.name == "s environment=single_turn seed=0"
+
+
+@pytest.mark.parametrize(
+    ("preset", "values"),
+    [
+        ("alpha", [(k, alpha) for k in (3, 5, 10) for alpha in (0.1, 0.5, 1.0)]),
+        ("k", [(3,), (5,), (10,)]),
+        ("tau", [(5, 0.7), (5, 1.0), (5, 1.5), (5, 2.0)]),
+    ],
+)
+def test_the_preset_grids_are_those_of_the_paper(preset: str, values: list[tuple[float, ...]]) -> None:
+    assert [tuple(run.values.values())[:-1] for run in sweep(preset=preset)] == values
 
 
 def test_every_bad_axis_and_setting_is_named_once() -> None:
@@ -88,6 +103,10 @@ def test_every_bad_axis_and_setting_is_named_once() -> None:
     assert errors_of(base={"preset": "nope"}).keys() == {"base.preset"}
     assert errors_of(base={"preset": "demo", "overrides": ["x"]}).keys() == {"base.overrides[0]"}
     assert "contains a duplicate" in errors_of(grid={"name": ["a", "b"]})["grid"]
+    assert errors_of(grid={"x" * 200: [1]}).keys() == {f"grid.{'x' * 200}"}
+    for path in ("", "x" * 201):
+        with pytest.raises(ValidationError):
+            sweep(grid={path: [1]})
     assert errors_of(base={"preset": "demo-grpo"}, preset="rules").keys() == {"config.learner.rule.name"}
 
 
