@@ -74,6 +74,11 @@ class BreakableSamplerActor(SamplerActor):
         vars(self.weights).pop("write_adapter", None)
         self._llm.collective_rpc(restore_worker)
 
+    def emulate_sleep(self) -> None:
+        """From now on the engine sleeps and wakes as on a GPU that it shares; see `emulate_sleep`."""
+        self._settings = replace(self._settings, device="gpu", colocated=True)
+        self._llm.collective_rpc(emulate_sleep)
+
     def verify_checkpoint(self, folder: str) -> int:
         return sum(self.weights.call_workers("verify_checkpoint", folder))
 
@@ -119,6 +124,42 @@ def break_worker(worker: Any, fault: str, swap: tuple[str, str], rank: int) -> N
         weights.load = swapped
     else:
         raise ValueError(fault)
+
+
+def emulate_sleep(worker: Any) -> None:
+    """What vLLM does on a GPU at level 2: sleep frees weights and caches, and waking gives new memory without content;
+    buffers alone come back. Memory without content is NaN here."""
+    model, buffers = worker.model_runner.get_model(), dict[str, torch.Tensor]()
+
+    def lose_weights() -> None:
+        for module in model.modules():
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor.is_floating_point():
+                    tensor.detach().fill_(torch.nan)
+            if hasattr(module, "cpu_linear"):
+                if not module.weight.numel():
+                    shape = sum(module.output_partition_sizes), module.input_size
+                    module.weight = torch.nn.Parameter(torch.full(shape, torch.nan), requires_grad=False)
+                module.quant_method.process_weights_after_loading(module)
+
+    def sleep(level: int) -> None:
+        assert level == 2
+        buffers.update({name: buffer.clone() for name, buffer in model.named_buffers()})
+        lose_weights()
+        for cache in worker.model_runner.kv_caches:
+            cache.fill_(torch.nan)
+
+    def wake_up(tags: list[str]) -> None:
+        if tags == ["weights"]:
+            lose_weights()
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        else:
+            assert tags == ["kv_cache"]
+            for cache in worker.model_runner.kv_caches:
+                cache.zero_()
+
+    worker.sleep, worker.wake_up = sleep, wake_up
 
 
 def restore_worker(worker: Any) -> None:
@@ -321,6 +362,28 @@ def test_a_version_may_come_in_many_buckets(pair: Pair) -> None:
         pair.change(TINY)
         with pytest.raises(WeightSyncMismatch, match="the learner published checksum"):
             pair.sync(capacity=50_000)
+
+
+@pytest.mark.long("the order of sleep, sync and waking: tests/unit/runtime/test_shared_devices.py")
+@pytest.mark.parametrize("family", ["qwen2", "gemma3_text", "phi3", "qwen3_moe"])
+def test_a_sync_brings_back_all_that_a_sleeping_engine_has_lost(tmp_path: Path, family: str) -> None:
+    folder = save_family(tmp_path, family)
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    with started(folder, model) as shared:
+        ray.get(shared.actor.emulate_sleep.remote())
+        for _ in range(2):
+            ray.get(shared.actor.sleep.remote(discard_weights=True))
+            ray.get(shared.actor.wake.remote("weights"))
+            shared.sync()
+            ray.get(shared.actor.wake.remote("kv_cache"))
+            assert shared.gaps().max() <= 1e-4
+            shared.change(1e-3)
+        # A sync before the weights have memory again is lost with it.
+        ray.get(shared.actor.sleep.remote(discard_weights=True))
+        shared.sync()
+        ray.get(shared.actor.wake.remote("weights"))
+        with pytest.raises(WeightSyncMismatch, match="the learner published checksum"):
+            ray.get(shared.actor.verify_checkpoint.remote(str(folder)))
 
 
 @pytest.mark.long("an engine of its own; the parts of a worker: tests/unit/weights/test_layout.py")
