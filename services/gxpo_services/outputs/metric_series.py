@@ -50,9 +50,7 @@ def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.int
 
 def spread(length: int, max_points: int) -> npt.NDArray[np.intp]:
     """Ascending indices of at most `max_points` (≥ 2) of `length` points: evenly spaced, with both ends."""
-    if length <= max_points:
-        return np.arange(length)
-    return np.linspace(0, length - 1, max_points).round().astype(np.intp)
+    return np.linspace(0, length - 1, min(length, max_points)).round().astype(np.intp)
 
 
 Json = dict[str, Any]
