@@ -45,6 +45,8 @@ def _set_up() -> None:
 @st.dialog("Go to", width="medium")
 def _search() -> None:
     """Search of runs, views, parts of the open run, and actions that are links."""
+    if "opened" in st.session_state:
+        st.rerun()
     text = st.text_input(
         "Search runs, views and actions", key="palette", live=True, placeholder="run, view or action",
         label_visibility="collapsed",
@@ -61,10 +63,11 @@ def _search() -> None:
     # In the keyboard's order: Tab leads from the box to the first match, which Enter opens.
     with st.container(gap=None, height=420):
         for number, (label, icon, query) in enumerate(matches):
-            if st.button(plain(label), icon=icon, type="tertiary", key=f"palette-{number}"):
-                if "ask" in query:
-                    actions.ask(query["ask"], [visitor.client().run(query["run"])])
-                go(**query)
+            # By a callback: a page that changes at this moment runs instead of the search, and would drop the press.
+            st.button(
+                plain(label), icon=icon, type="tertiary", key=f"palette-{number}",
+                on_click=st.session_state.update, args=({"opened": query},),
+            )  # fmt: skip
 
 
 def _pages() -> Iterator[Entry]:
@@ -99,6 +102,11 @@ st.set_page_config(page_title=f"{title} · gxpo", page_icon=ICON, layout="wide")
 st.html(STYLE)
 # Without a token only the sign-in is shown.
 if visitor.enter():
+    if opened := st.session_state.pop("opened", None):
+        with visitor.guarded():
+            if "ask" in opened:
+                actions.ask(opened["ask"], [visitor.client().run(opened["run"])])
+            go(**opened)
     me = st.session_state["me"]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         permalinks.bar({name: (title, icon) for name, (title, icon, _) in VIEWS.items()}, view)

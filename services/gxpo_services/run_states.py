@@ -84,9 +84,8 @@ def requested_state(state: RunState, action: Action) -> RunState | None:
 
 def silent_s(state: RunState | str, heartbeat_at: float | None, now: float) -> float | None:
     """Seconds without a heartbeat of a run whose trainer has reported, once they exceed SILENCE_S."""
-    if heartbeat_at is None or state not in EXECUTING or now - heartbeat_at <= SILENCE_S:
-        return None
-    return now - heartbeat_at
+    seconds = now - heartbeat_at if heartbeat_at is not None and state in EXECUTING else 0.0
+    return seconds if seconds > SILENCE_S else None
 
 
 def pending_request(state: RunState) -> Literal["pause", "cancel"] | None:

@@ -16,14 +16,14 @@ def unbounded(schema: Mapping[str, Any], definitions: Mapping[str, Any], path: s
     for place, part in parts(schema, definitions, path):
         if "enum" in part or "const" in part:
             continue
-        bounds = {
+        upper = {
             "integer": {"maximum", "exclusiveMaximum"},
             "string": {"maxLength", "pattern"},
             "array": {"maxItems"},
             "object": {"maxProperties"} if part.get("additionalProperties") else {"type"},
         }
         kind = part.get("type")
-        if kind in bounds and not bounds[kind] & part.keys():
+        if kind in upper and not upper[kind] & part.keys():
             yield f"{place}: {kind}"
 
 

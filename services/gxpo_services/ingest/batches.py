@@ -25,7 +25,6 @@ from pydantic import (
 from gxpo_services.api import fields
 from gxpo_services.api.errors import Invalid, TooLarge
 from gxpo_services.runs.lifecycle import Outcome
-from gxpo_trainer.config.base import MOST_STEPS
 from gxpo_trainer.jsonl import decode_number
 
 Kind = Literal["metrics", "samples", "evaluations", "events"]
@@ -50,8 +49,8 @@ def _event_kind(kind: str) -> str:
     return kind
 
 
-_Whole = Annotated[int, Field(strict=True, ge=0, le=MOST_STEPS)]
-_Launch = Annotated[int, Field(strict=True, ge=1, le=MOST_STEPS)]
+_Whole = Annotated[int, Field(strict=True, ge=0, le=fields.MAX_STEP)]
+_Launch = Annotated[int, Field(strict=True, ge=1, le=fields.MAX_STEP)]
 _Text = Annotated[str, Field(max_length=1_000_000)]
 _MetricName = Annotated[str, Field(min_length=1, max_length=200)]
 _Number = Annotated[float, BeforeValidator(_decoded)]

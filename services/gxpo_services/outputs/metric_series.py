@@ -16,12 +16,11 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
 from gxpo_services.api.errors import Invalid, NotFound, responses
-from gxpo_services.api.fields import Id, JsonNumber, RunId, Text
+from gxpo_services.api.fields import MAX_STEP, Id, JsonNumber, RunId, Text
 from gxpo_services.api.idempotency import plain_answer
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs import metrics as stored
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, NEVER_SMOOTHED, RECORD, TOKENS, TRAINING_S, Records
-from gxpo_trainer.config.base import MOST_STEPS
 
 
 def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.intp]:
@@ -51,9 +50,7 @@ def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.int
 
 def spread(length: int, max_points: int) -> npt.NDArray[np.intp]:
     """Ascending indices of at most `max_points` (≥ 2) of `length` points: evenly spaced, with both ends."""
-    if length <= max_points:
-        return np.arange(length)
-    return np.linspace(0, length - 1, max_points).round().astype(np.intp)
+    return np.linspace(0, length - 1, min(length, max_points)).round().astype(np.intp)
 
 
 Json = dict[str, Any]
@@ -253,7 +250,7 @@ class SeriesQuery(BaseModel):
         examples=[["reward/mean", "gate/z"]],
     )
     x: Axis = Field("step", description="The x-axis: steps, or cumulative backward passes, seconds or tokens.")
-    after: int | None = Field(None, ge=-1, le=MOST_STEPS, description="Only points after this step.")
+    after: int | None = Field(None, ge=-1, le=MAX_STEP, description="Only points after this step.")
     from_: float | None = Field(None, alias="from", description="Only points from this position of the axis on.")
     to: float | None = Field(None, description="Only points up to this position.")
     max_points: int = Field(1000, ge=4, le=20_000, description="Points per series; minima, maxima and ends are kept.")

@@ -75,3 +75,12 @@ def test_runs_before_their_first_evaluation_are_no_error(pages: Pages) -> None:
     for run in runs:
         pages.service.finish(run, [0.25, 0.5])
     assert not [words for words in page.run().markdown if "Nothing to compare yet" in words.value]
+
+
+def test_a_press_in_the_search_counts_in_a_run_of_the_whole_page(pages: Pages) -> None:
+    run = pages.submit("searched")
+    page = pages.open("run", run=run)
+    for press in ("Search", "This run › Cancel…", "Cancel run", "Search", "Submit › Sweep"):
+        labelled(page.button, press).click().run()
+    assert pages.state(run) == "cancelled"
+    assert dict(page.query_params) == {"view": "submit", "sweep": "1"}

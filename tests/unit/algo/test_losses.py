@@ -50,11 +50,11 @@ ZERO4 = torch.zeros(4, dtype=torch.float64)
 
 
 def test_clipped_surrogate_by_hand_and_which_tokens_count_as_clipped() -> None:
-    # ρ = 1.5, 1.5, 0.5, 0.5 with A = 1, −1, 1, −1 and ε = 0.2:
-    # −min(1.5, 1.2) = −1.2; −min(−1.5, −1.2) = 1.5; −min(0.5, 0.8) = −0.5; −min(−0.5, −0.8) = 0.8.
-    micro = micro_batch([1, -1, 1, -1], [0.1, 0.2, 0.3, 0.4])
+    # ρ = 1.5, 1.5, 0.5, 0.5 with A = 2, −1, ½, −3 and ε = 0.2:
+    # −min(3, 2.4) = −2.4; −min(−1.5, −1.2) = 1.5; −min(0.25, 0.4) = −0.25; −min(−1.5, −2.4) = 2.4.
+    micro = micro_batch([2, -1, 0.5, -3], [0.1, 0.2, 0.3, 0.4])
     loss, sums = policy_loss(TokenOutputs(logs(1.5, 1.5, 0.5, 0.5), None), micro, ZERO4, None, LossConfig())
-    assert loss.item() == pytest.approx(0.1 * -1.2 + 0.2 * 1.5 + 0.3 * -0.5 + 0.4 * 0.8, abs=1e-14)
+    assert loss.item() == pytest.approx(0.1 * -2.4 + 0.2 * 1.5 + 0.3 * -0.25 + 0.4 * 2.4, abs=1e-14)
     metrics = finish_statistics(sums)
     # Clipped where the bound holds the gradient back: first (high) and last (low).
     assert metrics["clip_fraction"] == pytest.approx(0.5)
@@ -101,12 +101,12 @@ UNCLIPPED = {"clip_low": 1.0, "clip_high": 1e9}
 
 
 def test_gspo_clips_the_geometric_mean_of_a_response_by_hand() -> None:
-    # Response 7: ρ = 4, 1 → s = 2, A = 1: clipped at 1.2. Response 3: ρ = 1/4, 1, 1/2 → s = 1/2, A = −1: clipped at
+    # Response 7: ρ = 4, 1 → s = 2, A = 3: clipped at 1.2. Response 3: ρ = 1/4, 1, 1/2 → s = 1/2, A = −½: clipped at
     # 0.8. Response 9: ρ = 1.21, 1 → s = 1.1, A = 1.
     ratios = logs(4, 1, 0.25, 1, 0.5, 1.21, 1)
-    micro = micro_batch([1, 1, -1, -1, -1, 1, 1], [0.1] * 7, [0.0] * 7, [7, 7, 3, 3, 3, 9, 9])
+    micro = micro_batch([3, 3, -0.5, -0.5, -0.5, 1, 1], [0.1] * 7, [0.0] * 7, [7, 7, 3, 3, 3, 9, 9])
     gradient, loss, sums = differentiated(ratios, micro, LossConfig(surrogate="gspo"), torch.zeros_like(ratios))
-    assert loss == pytest.approx(0.1 * (2 * -1.2 + 3 * 0.8 + 2 * -1.1), abs=1e-14)
+    assert loss == pytest.approx(0.1 * (2 * -3.6 + 3 * 0.4 + 2 * -1.1), abs=1e-14)
     # d(−w·2·s)/d log ρ_t = −w·2·s/2 for each token of the response that is not clipped.
     assert gradient == pytest.approx([0, 0, 0, 0, 0, -0.11, -0.11], abs=1e-14)
     assert finish_statistics(sums)["clip_fraction"] == pytest.approx(5 / 7)
@@ -115,10 +115,10 @@ def test_gspo_clips_the_geometric_mean_of_a_response_by_hand() -> None:
 def test_cispo_weighs_the_gradient_of_every_token_by_its_clipped_ratio_by_hand() -> None:
     logprobs = logs(0.5, 0.5, 0.5)
     old = logprobs - logs(3.0, 1.1, 0.5)
-    micro = micro_batch([1, -1, 1], [0.2, 0.3, 0.5], [0.0] * 3, [0, 1, 2])
+    micro = micro_batch([3, -1, 0.5], [0.2, 0.3, 0.5], [0.0] * 3, [0, 1, 2])
     gradient, loss, _ = differentiated(logprobs, micro, LossConfig(surrogate="cispo"), old)
     # ρ = 3, 1.1, 0.5 clipped to 1.2, 1.1, 0.8.
-    expected = [-0.2 * 1.2, 0.3 * 1.1, -0.5 * 0.8]
+    expected = [-0.2 * 3.6, 0.3 * 1.1, -0.5 * 0.4]
     assert loss == pytest.approx(sum(expected) * math.log(0.5), abs=1e-14)
     assert gradient == pytest.approx(expected, abs=1e-14)
 

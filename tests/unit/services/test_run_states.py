@@ -19,10 +19,16 @@ from gxpo_services.run_states import (
     check_transition,
     pending_request,
     requested_state,
+    silent_s,
 )
 from gxpo_services.runs.schemas import PossibleAction, possible_actions
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.errors import REASONS
+
+
+def test_a_run_is_silent_once_its_trainer_has_not_reported_for_15_seconds() -> None:
+    assert [silent_s(RunState.RUNNING, at, 100.0) for at in (84.9, 85.0, None)] == [pytest.approx(15.1), None, None]
+    assert silent_s(RunState.FAILED, 0.0, 100.0) is None
 
 
 def test_exactly_the_listed_transitions_are_legal() -> None:

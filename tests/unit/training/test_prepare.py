@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from support import data_files
+from transformers import AutoTokenizer
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
@@ -19,7 +22,7 @@ from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import read_events
 from gxpo_trainer.reporting.reporter import RunReporter
-from gxpo_trainer.training.prepare import Prepared, load_problems, prepare
+from gxpo_trainer.training.prepare import Prepared, check_tokens, load_problems, prepare
 from gxpo_trainer.training.run import record_data, train_run
 from gxpo_trainer.types import VerifyOptions
 
@@ -112,6 +115,22 @@ def test_a_model_without_a_chat_template_and_fewer_problems_than_a_step_takes_ar
     assert few["kind"] == "few_problems"
     words = "2 problems for 4 prompts a step: a step contains copies of the same problems; lower"
     assert few["message"].startswith(words)
+
+
+def test_tokens_that_the_model_has_not_learned_to_embed_are_refused(config: Any, tmp_path: Path) -> None:
+    shutil.copytree(STARTER_FOLDER, tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    size = json.loads((tmp_path / "base/config.json").read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<{number}>" for number in range(len(tokenizer), size + 1)])
+    tokenizer.save_pretrained(tmp_path / "base")
+    model = {"path": str(tmp_path / "base")}
+    prepare(config(model=model), tmp_path / "run")  # none of them is used
+    told = rf"model\.path: the tokenizer's '<{size}>' is token {size}, and the model has {size} .*resize_token_emb"
+    with pytest.raises(ConfigError, match=told):
+        prepare(config(model=model, data={"template": f"{{problem}} <{size}>"}), tmp_path / "run")
+    check_tokens({}, tokenizer, [np.array([9**9])])
+    with pytest.raises(ConfigError, match="is token 3, and the model has 3"):
+        check_tokens({"vocab_size": 3}, SimpleNamespace(eos_token_id=3, convert_ids_to_tokens=str), [])
 
 
 @pytest.mark.parametrize(

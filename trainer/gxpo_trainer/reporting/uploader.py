@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -236,11 +236,9 @@ class Uploader:
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:
-    try:
-        body = response.json()
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
+    with suppress(ValueError, TypeError):
+        return dict(response.json())
+    return {}
 
 
 def _offsets(answer: Mapping[str, Any]) -> dict[str, int] | None:

@@ -48,10 +48,8 @@ class AgentConversation(Conversation):
             self._end_without_answer(reply)
             if self._too_long and self.end == "error":
                 self.end = "length"  # the agent could not go on without an answer
-        elif len(self.actions) >= self._max_turns:
-            self.end = "max_turns"
-        elif not room:
-            self.end = "length"
+        else:
+            self.end = self._limit(room)
 
     def rendered(self, request: ChatRequest) -> list[dict[str, Any]]:
         """The messages for the chat template. A turn with tool calls that comes back as it was given is rendered from

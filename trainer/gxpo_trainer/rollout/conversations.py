@@ -82,13 +82,12 @@ class Conversation:
             return None
         if turn.observation or turn.reward is not None:
             self._turns.append(Utterance("environment", turn.observation, turn.reward))
-        if turn.done:
-            self.end = "done"
-        elif len(self.actions) >= self._max_turns:
-            self.end = "max_turns"
-        elif not room:
-            self.end = "length"
+        self.end = "done" if turn.done else self._limit(room)
         return turn.observation if self.end is None else None
+
+    def _limit(self, room: bool) -> EpisodeEnd | None:
+        """Why there is no further turn; None: there is one."""
+        return "max_turns" if len(self.actions) >= self._max_turns else None if room else "length"
 
     def fail(self, detail: str) -> None:
         """End the episode because of what the environment returned."""

@@ -10,6 +10,7 @@ import argparse
 import importlib.metadata
 import json
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from gxpo_trainer.config.io import build
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.jsonl import check_output, plain
 from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
-from gxpo_trainer.planner.architectures import check_heads, positions
+from gxpo_trainer.planner.architectures import check_heads, language_model, positions
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.tables import show_scores
 from gxpo_trainer.rollout.pool import RolloutPool, build_pool
@@ -33,7 +34,7 @@ from gxpo_trainer.rollout.sources import RolloutSource, request_seed
 from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import ray_session
-from gxpo_trainer.training.prepare import TokenizedBenchmark, check_conversations, tokenized_benchmarks
+from gxpo_trainer.training.prepare import TokenizedBenchmark, check_conversations, check_tokens, tokenized_benchmarks
 from gxpo_trainer.types import Metrics, ScoredGroup
 
 _RECORDED = {"name", "max_turns", "max_observation_tokens"}
@@ -168,11 +169,12 @@ def evaluate_model(args: argparse.Namespace) -> int:
     length = min(config.model.max_length, positions(body) or config.model.max_length)
     config = config.model_copy(update={"model": config.model.model_copy(update={"max_length": length})})
     placement = Placement.decide(config)
-    folder = resolve_model(config.model)
     check_heads(body, config, placement.device)
+    folder = resolve_model(config.model)
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
+    check_tokens(language_model(body), tokenizer, chain.from_iterable(b.token_ids for b in benchmarks))
     first = benchmarks[0].benchmark
     start = EpisodeStart.of(first.prompts[0], first.template, config.seed)
     check_environment(config.environment, start.problem, start.seed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
-from gxpo_trainer.planner.architectures import check_model
+from gxpo_trainer.planner.architectures import check_model, language_model
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY
 from gxpo_trainer.rollout.verification import check_rewards
@@ -122,8 +123,8 @@ def prepare(
     if resume and not has_run:
         raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
     check_files(config, most=FIRST_ROWS).refuse()
-    # Before the weights of a hub name, which may be many gigabytes.
-    check_model(config_json(config.model), config, placement.device)
+    body = config_json(config.model)
+    check_model(body, config, placement.device)  # before the weights of a hub name, which may be many gigabytes
     config = config.model_copy(update={"model": pin_revision(config.model)})
     if config.teacher is not None:
         pinned = pin_revision(config.of_reference.model)
@@ -143,6 +144,9 @@ def prepare(
         check_attention(config, placement.device)
     check_rewards(config.verifier)
     problems = load_problems(config)
+    ids = chain(problems.rows.completion_ids if problems.rows else (), problems.prompts.token_ids)
+    evaluated = chain.from_iterable(benchmark.token_ids for benchmark in problems.benchmarks)
+    check_tokens(language_model(body), problems.tokenizer, chain(ids, evaluated))
     return Prepared(config, out_dir, placement, model_folder, policy_sha256, problems, store, checkpoint, skipped)
 
 
@@ -281,6 +285,16 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
         count = len(benchmark.prompts)
         tokenized.append(TokenizedBenchmark(benchmark, fitted.token_ids[:count], fitted.token_ids[count:]))
     return tokenized
+
+
+def check_tokens(text: Mapping[str, Any], tokenizer: Any, ids: Iterable[npt.NDArray[np.int32]]) -> None:
+    """Raises ConfigError when one of these, or the end token, has no embedding. text: `language_model`."""
+    last, size = max([tokenizer.eos_token_id or 0, *(int(each.max(initial=0)) for each in ids)]), text.get("vocab_size")
+    if isinstance(size, int) and last >= size:
+        raise ConfigError(
+            f"model.path: the tokenizer's {tokenizer.convert_ids_to_tokens(last)!r} is token {last}, and the model has "
+            f"{size} (vocab_size of config.json), from 0; enlarge it by model.resize_token_embeddings(len(tokenizer))"
+        )
 
 
 def boxed(prompt: Prompt) -> Prompt:

@@ -195,7 +195,7 @@ def test_floats_infinities_and_texts_come_back_exactly(value: float | None, text
 def test_whole_numbers_of_a_column_come_back_exactly(kind: Kind, most: int) -> None:
     for value in (None, 0, 1, -1, most, -most):
         assert decode_cursor(encode_cursor("+x", value, 0), "+x", kind) == (value, 0)
-    for value in (most + 1, -most - 1):
+    for value in (most + 1, -most - 1, 1.0, True, "1"):
         with pytest.raises(Invalid):
             decode_cursor(made_of("+x", value, 1), "+x", kind)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.scheduling.decisions import (
-    OVERSIZED_S,
     Candidate,
     OversizedRuns,
     Quotas,
@@ -134,14 +133,14 @@ def test_a_run_whose_shares_are_automatic_takes_the_cpus_that_there_are() -> Non
 def test_a_run_is_overdue_after_being_too_large_without_a_break() -> None:
     oversized = OversizedRuns()
     assert oversized.overdue([LARGE], TWO_CPUS, 10.0) == {}
-    assert oversized.overdue([LARGE], TWO_CPUS, 9.0 + OVERSIZED_S) == {}
-    assert list(oversized.overdue([LARGE], TWO_CPUS, 10.0 + OVERSIZED_S)) == [1]
-    assert oversized.overdue([LARGE], replace(TWO_CPUS, cpus=3.0), 11.0 + OVERSIZED_S) == {}
-    assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + OVERSIZED_S) == {}
+    assert oversized.overdue([LARGE], TWO_CPUS, 69.0) == {}
+    assert list(oversized.overdue([LARGE], TWO_CPUS, 70.0)) == [1]
+    assert oversized.overdue([LARGE], replace(TWO_CPUS, cpus=3.0), 71.0) == {}
+    assert oversized.overdue([LARGE], TWO_CPUS, 72.0) == {}
     oversized.clear()
-    assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + 2 * OVERSIZED_S) == {}
+    assert oversized.overdue([LARGE], TWO_CPUS, 132.0) == {}
     another = replace(LARGE, queued_at=6.0)
-    assert oversized.overdue([another], TWO_CPUS, 12.0 + 3 * OVERSIZED_S) == {}, "another run of the same number"
+    assert oversized.overdue([another], TWO_CPUS, 192.0) == {}, "another run of the same number"
 
 
 TIMEOUTS = ServiceSettings(start_s=900, heartbeat_s=120, cancel_grace_s=60, pause_grace_s=300)
