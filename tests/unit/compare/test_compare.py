@@ -48,6 +48,13 @@ def test_no_speed_up_follows_from_an_unknown_time() -> None:
         assert (ratios["hours"], ratios["steps"]) == (None, 1.0)
 
 
+def test_no_speed_up_follows_from_a_policy_that_is_best_before_the_first_step() -> None:
+    falls, rises = (SeedGroup(name, (run(curve((0, 10), (0, 1), accuracy, (0, 10))),))
+                    for name, accuracy in (("falls", (0.4, 0.1)), ("rises", (0.1, 0.4))))  # fmt: skip
+    for baseline, other in (("falls", "rises"), ("rises", "falls")):
+        assert not any(compare_groups([falls, rises], baseline).group(other).speed_ups.values())
+
+
 def test_costs_are_compared_where_all_runs_were_evaluated() -> None:
     """The same curve in steps, evaluated every 2 and every 6 steps: no difference is a speed-up."""
     fine, coarse = (range(0, 25, every) for every in (2, 6))
@@ -62,6 +69,10 @@ def test_costs_are_compared_where_all_runs_were_evaluated() -> None:
         assert curves.interpolated(often, target, "steps", on[0]) == curves.interpolated(seldom, target, "steps", on[1])
         everywhere = curves.on_grid(often, "steps", None)
         assert curves.crossing(often, target, "steps", everywhere) <= curves.crossing(seldom, target, "steps", on[1])
+    # Mean passes over seeds differ by rounding, and in no digit that counts.
+    near, apart = (replace(seldom, backward_passes=seldom.backward_passes + by) for by in (1e-7, 2e-6))
+    assert [curves.common_grid([seldom, c], "backward_passes").size for c in (near, apart)] == [5, 1], "its end"
+    assert [curves.on_grid(c, "backward_passes", grid).sum() for c in (near, apart)] == [5, 0]
     # The look-ahead's passes go on after the baseline's end, where it alone is evaluated.
     assert curves.common_grid([often, seldom], "backward_passes").tolist() == [0, 6, 12, 18, 24, *range(30, 73, 6)]
     groups = [SeedGroup("GRPO", (run(seldom),)), SeedGroup("GXPO", (run(often),))]
@@ -168,7 +179,9 @@ def test_differences_over_problems_are_paired_by_problem() -> None:
     assert (budget.over_problems.mean, budget.over_problems.num) == (0.25, 4)
     assert budget.over_problems.high == pytest.approx(0.25 + 0.4594, abs=1e-4)
     other = with_problems((0.5, 0.5, 1, 1), ids="pqrx")
-    assert compare_groups([first, other], "0.0").group("0.5").budgets[0].over_problems is None
+    unknown = SeedGroup("0.5", (run(replace(second.runs[0].curve, per_problem=None)),))
+    for lacking in (other, unknown):
+        assert compare_groups([first, lacking], "0.0").group("0.5").budgets[0].over_problems is None
 
 
 def test_a_budget_is_compared_over_seeds_only_if_all_runs_were_evaluated_within_it() -> None:

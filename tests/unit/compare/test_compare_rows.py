@@ -131,6 +131,9 @@ def test_scores_per_problem_are_kept_for_pass_at_1() -> None:
     scores = {"pass@1": 0.5, "pass@4": 0.75, "maj@4": 1.0}
     rows = [{"step": 0, "benchmark": "a", "scores": scores, "per_problem": [0.25, 0.75], "problem_ids": ["p", "q"]}]
     assert run_curves({"config": config()}, rows, {}).curve.per_problem.tolist() == [[0.25, 0.75]]
+    for others in (["a", "b"], ["x", "y"]):
+        later = rows[0] | {"step": 1, "problem_ids": others}
+        assert run_curves({"config": config()}, [*rows, later], {}).curve.per_problem is None
     for metric in ("pass@4", "maj@4"):
         assert run_curves({"config": config()}, rows, {}, metric=metric).curve.per_problem is None
 

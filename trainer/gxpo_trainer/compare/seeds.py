@@ -123,7 +123,7 @@ def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
     every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
     if len(every) < 2:
         return ""
-    reference = next(group for group in groups if group.name == baseline)
+    reference = {group.name: group for group in groups}[baseline]
     other: list[str] = []
     for group in groups:
         for run in group.runs:
