@@ -208,6 +208,8 @@ def test_group_names_become_unique() -> None:
     names = labels(*grid)
     assert names[0] == "GXPO K=5 alpha=0.1 tau=1 window=30"
     assert len(set(names)) == 8
+    two_suffice = [config(alpha=a, tau=t, window=w) for a, t, w in ((0.1, 1, 30), (0.5, 2, 40), (0.1, 2, 40))]
+    assert labels(*two_suffice)[0] == "GXPO K=5 alpha=0.1 tau=1"
     assert labels(config(alpha=0.1), config(alpha=0.5)) == ["GXPO K=5 alpha=0.1", "GXPO K=5 alpha=0.5"]
     assert labels(config(rate=1e-5), config(rate=2e-5)) == ["GXPO K=5 lr 1e-05", "GXPO K=5 lr 2e-05"]
     # Settings of the rule come first, wherever the config has them.

@@ -170,7 +170,7 @@ def interpolated(curve: EvaluationCurve, target: float, axis: Axis, counted: npt
     reached = np.flatnonzero(monotone >= target)
     if not reached.size:
         return None
-    pair = slice(max(0, reached[0] - 1), reached[0] + 1)
+    pair = [max(0, reached[0] - 1), reached[0]]
     return float(np.interp(target, monotone[pair], costs[pair]))
 
 

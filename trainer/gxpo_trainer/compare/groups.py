@@ -160,7 +160,7 @@ def compare_groups(
     budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
     runs reached.
     """
-    reference = next(group for group in groups if group.name == baseline)
+    reference = {group.name: group for group in groups}[baseline]
     grids = common_grids(groups)
     target = peak(mean_curve([run.curve for run in reference.runs]))
     common = common_budgets(groups)
