@@ -377,7 +377,11 @@ def test_unequal_data_rules_out_support_and_unequal_hardware_that_of_time() -> N
     machine = three_seeds("GXPO", (5, 5, 4), conditions={"data": "a"}, hardware={"cpu": "y"})
     evidence = weigh(compare_groups([base, machine], "GRPO"))
     assert evidence.supported == {"GXPO": ("steps", "backward_passes")}
-    assert any("hardware" in item for item in evidence.missing)
+    assert evidence.missing == ("equal hardware for the times (these differ: cpu)",)
+    both = [base, three_seeds("GXPO", (5, 5, 4), conditions={"data": "b"}, hardware={"cpu": "y"})]
+    shown = tuple(f"equal {what} differ: {name})" for what, name in (("conditions (these", "data"),
+                  ("hardware for the times (these", "cpu")))  # fmt: skip
+    assert weigh(compare_groups(both, "GRPO")).missing == shown
 
 
 def test_seed_dependent_conditions_are_not_differences() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,35 @@ from gxpo_services.compare.headline import (
     signal_sentence,
     state_sentence,
 )
-from gxpo_services.compare.schemas import CompareQuery, curve_view, gate_view
+from gxpo_services.compare.schemas import CompareQuery, compared_group, curve_view, gate_view
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
-from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace
+from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.seeds import SeedGroup
 
 
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
     progress = Progress.model_construct(steps=steps, step_budget=fields.pop("of", 40), queue_position=2)
     known: dict[str, Any] = {"reason": None, "detail": "", "phase": None, "recoveries": 0}
     return RunView.model_construct(state=RunState(state), progress=progress, **(known | fields))
+
+
+def test_groups_are_shown_with_the_baseline_marked_and_gates_thinned() -> None:
+    def group(name: str, end: float) -> SeedGroup:
+        costs, unknown, z = np.array([0.0, 10.0]), np.full(2, np.nan), np.arange(200.0 + (name == "GXPO"))
+        curve = EvaluationCurve(costs, costs, costs, costs, np.array([0.1, end]), unknown, unknown)
+        return SeedGroup(name, (RunCurves(name, "gxpo", 3, curve, GateTrace(z, z)),))
+
+    groups = [group("GRPO", 0.5), group("Epochs", 0.4), group("GXPO", 0.6)]
+    run: Any = SimpleNamespace(id="r1", name="a", state="succeeded", group_values=None, group=SimpleNamespace(id="g1"))
+    comparison = compare_groups(groups, "GRPO")
+    shown = [compared_group(group, comparison, {group.runs[0]: run}, 0.0) for group in groups]
+    assert [(one.is_baseline, one.rule) for one in shown] == [(True, "gxpo"), (False, "gxpo"), (False, "gxpo")]
+    (seed,) = shown[2].runs
+    assert (seed.id, seed.seed, seed.group, seed.curve.accuracy) == ("r1", 3, "g1", [0.1, 0.6])
+    assert [one.runs[0].gate.downsampled for one in shown] == [False, False, True]
 
 
 def test_smoothing_is_a_number_below_one() -> None:
