@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.toy_learner import RankLearner, ToyLearner, finite_except, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule

@@ -79,17 +79,7 @@ def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
     assert answer["left_out"] == answer["differences"] == []
     # Within GRPO's 20 passes GXPO was evaluated before its first step alone.
     assert (answer["ranking"], fast["at_equal_passes"]) == (["GRPO", "GXPO K=5"], None)
-
-
-def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -> None:
-    tables = compare(client, runs=list(two), budgets="20,60", x="backward_passes")["tables"]
-    begins = ["Ranking at 20 backward passes,", "To match the best of GRPO", "Accuracy at equal budgets"]
-    assert all(table["title"].startswith(begin) for table, begin in zip(tables, begins, strict=False))
-    assert [row[:3] for row in tables[2]["rows"]] == [
-        ["20 backward passes", "GRPO", "62.5%"], ["", "GXPO K=5", "25.0%"],
-        ["60 backward passes", "GRPO", "62.5% (ended before)"], ["", "GXPO K=5", "87.5% (ended before)"],
-    ]  # fmt: skip
-    assert all(len(row) == len(table["header"]) for table in tables for row in table["rows"])
+    assert answer["tables"][0]["title"].startswith("Ranking at 20 backward passes,")
 
 
 def test_the_sampling_share_is_that_of_the_baselines_runs(
