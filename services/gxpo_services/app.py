@@ -25,8 +25,7 @@ from gxpo_services.health import router as health
 from gxpo_services.ingest.reports import router as ingest
 from gxpo_services.outputs import files
 from gxpo_services.outputs.checkpoints import router as checkpoints
-from gxpo_services.outputs.events import audit_router as audit
-from gxpo_services.outputs.events import router as events
+from gxpo_services.outputs.events import audit_router as audit, router as events
 from gxpo_services.outputs.logs import router as run_logs
 from gxpo_services.outputs.metric_series import router as metrics
 from gxpo_services.outputs.samples import router as samples

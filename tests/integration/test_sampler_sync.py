@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from peft import LoraConfig as PeftConfig
-from peft import get_peft_model
+from peft import LoraConfig as PeftConfig, get_peft_model
 from support.rollouts import token_logprobs
 from support.tiny_families import LETTERS, SPECIAL, save_family, save_tokenizer
 from support.tiny_policy import qwen2

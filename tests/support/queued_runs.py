@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from sqlalchemy import Engine, func, inspect, select
 
-from gxpo_services.api.fields import new_id
+from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database, note_change
 from gxpo_services.db.tables import Event, Run, metadata
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import Action, RunState, requested_state
-from gxpo_services.runs import lifecycle
+from gxpo_services.runs import lifecycle, service
 from gxpo_trainer.config import RunConfig
 
 
 def add_run(database: Database, **values: Any) -> str:
     """A queued run of the starter policy; its id."""
-    now = time.time()
-    config = RunConfig().model_dump(mode="json")
-    columns = {
-        "id": new_id("r"),
-        "name": "test",
-        "config": config,
-        "config_sha256": "0" * 64,
-        "rule": "gxpo",
-        "rule_label": "GXPO K=5",
-        "model": "starter",
-        "seed": 0,
-        "cpus": 1.0,
-        "gpus": 0.0,
-        "created_by": "tests",
-        "created_by_id": "t1",
-        "state": RunState.QUEUED,
-        "created_at": now,
-        "updated_at": now,
-        "queued_at": now,
-        **values,
-    }
+    run = service.new_run(RunConfig(name="test"), Principal("t1", "tests", Role.SUBMITTER))
+    for name, value in {"cpus": 1.0, "gpus": 0.0, "step_budget": None, **values}.items():
+        setattr(run, name, value)
     with database.writing() as session:
-        session.add(Run(**columns))
-    return str(columns["id"])
+        session.add(run)
+        return run.id
 
 
 def get(database: Database, run_id: str) -> Run:

@@ -19,8 +19,7 @@ from typing import Any
 
 import psutil
 
-from gxpo_services.local.ray_head import RayHead as ProductHead
-from gxpo_services.local.ray_head import free_port
+from gxpo_services.local.ray_head import RayHead as ProductHead, free_port
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 START_ATTEMPTS = 3

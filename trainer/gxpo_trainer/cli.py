@@ -448,8 +448,7 @@ def show_status(args: argparse.Namespace) -> int:
 def write_report(args: argparse.Namespace) -> int:
     """Collect the runs where there are any, else read the data collected before; write the page and its pictures."""
     from gxpo_trainer.jsonl import check_output, make_folder
-    from gxpo_trainer.studies import data as study_data
-    from gxpo_trainer.studies import report
+    from gxpo_trainer.studies import data as study_data, report
 
     study, root = _study(args)
     folder = args.data or args.study.with_suffix("")

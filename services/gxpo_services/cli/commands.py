@@ -182,8 +182,7 @@ def create(args: argparse.Namespace, client: Client) -> None:
 
 def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
     """Create a token without authentication: write access to the database implies it."""
-    from gxpo_services.auth.tokens import TokenRequest
-    from gxpo_services.auth.tokens import create as create_token
+    from gxpo_services.auth.tokens import TokenRequest, create as create_token
     from gxpo_services.db.database import Database
     from gxpo_services.db.migrate import need_current
     from gxpo_services.settings import read_settings

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gxpo_client.client import Client, is_http, is_loopback
-from gxpo_client.client import connect as connect_http
+from gxpo_client.client import Client, connect as connect_http, is_http, is_loopback
 from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, ServiceError, ServiceUnavailable
 from gxpo_trainer.errors import ConfigError, GxpoError
 

@@ -62,14 +62,12 @@ class CompareQuery(RunsQuery):
         0.0,
         ge=0,
         lt=1,
-        allow_inf_nan=False,
         description="Weight of the exponential average in `smoothed`, which no figure uses; 0: none.",
     )
     sampling_share: float | None = Field(
         None,
         ge=0,
         lt=1,
-        allow_inf_nan=False,
         description="Share of a baseline step that sampling takes, for the table `When it pays`; default: as measured.",
     )
     gates: bool = Field(

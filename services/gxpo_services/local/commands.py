@@ -44,8 +44,7 @@ def serve(args: argparse.Namespace) -> int:
 def scheduler(args: argparse.Namespace) -> int:
     from gxpo_services import logging
     from gxpo_services.scheduling.launcher import RayLauncher
-    from gxpo_services.scheduling.scheduler import LONGEST_ROUND_S, is_alive
-    from gxpo_services.scheduling.scheduler import serve as serve_runs
+    from gxpo_services.scheduling.scheduler import LONGEST_ROUND_S, is_alive, serve as serve_runs
 
     settings = read_settings()
     if args.check:

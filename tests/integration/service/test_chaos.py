@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
-from support import queued_runs
-from support import stand_in_trainer as trainer
+from support import queued_runs, stand_in_trainer as trainer
 from support.service_processes import QUICK, SCHEDULER, PatientClient, ServiceProcesses, kill_trainer, trainers, until
 
 from gxpo_services.db.database import Database

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.tiny_policy import (
     TOKEN_LIMIT,
     gradient_vector,

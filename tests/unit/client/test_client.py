@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gxpo_client import client as module
-from gxpo_client import formats
+from gxpo_client import client as module, formats
 from gxpo_client.client import Client, ResponseCache, connect
 from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_services.cli.common import CommandFailed

@@ -9,10 +9,11 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from gxpo_trainer.compare import curves
-from gxpo_trainer.compare.evidence import ratio, ratio_interval, weigh
-from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.evidence import amount, ratio, ratio_interval, weigh
+from gxpo_trainer.compare.groups import common_grids, compare_groups, default_baseline, sweep
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
@@ -44,8 +45,18 @@ def linear_run(seed: int, arrival: int, last: int = 10, **fields: object) -> cur
 def test_no_speed_up_follows_from_an_unknown_time() -> None:
     for unknown in (math.nan, math.inf):
         timed = curve((0, 10), (0, unknown), (0.1, 0.4), (0, 10))
-        ratios = compare_groups([SeedGroup(n, (run(timed),)) for n in ("a", "b")], "a").group("b").speed_ups
-        assert (ratios["hours"], ratios["steps"]) == (None, 1.0)
+        for others in (timed, replace(timed, hours=np.array([0.0, 1.0]))):
+            groups = [SeedGroup("a", (run(others),)), SeedGroup("b", (run(timed),))]
+            for baseline, other in (("a", "b"), ("b", "a")):
+                ratios = compare_groups(groups, baseline).group(other).speed_ups
+                assert (ratios["hours"], ratios["steps"]) == (None, 1.0)
+
+
+def test_no_speed_up_follows_from_a_policy_that_is_best_before_the_first_step() -> None:
+    falls, rises = (SeedGroup(name, (run(curve((0, 10), (0, 1), accuracy, (0, 10))),))
+                    for name, accuracy in (("falls", (0.4, 0.1)), ("rises", (0.1, 0.4))))  # fmt: skip
+    for baseline, other in (("falls", "rises"), ("rises", "falls")):
+        assert not any(compare_groups([falls, rises], baseline).group(other).speed_ups.values())
 
 
 def test_costs_are_compared_where_all_runs_were_evaluated() -> None:
@@ -62,6 +73,10 @@ def test_costs_are_compared_where_all_runs_were_evaluated() -> None:
         assert curves.interpolated(often, target, "steps", on[0]) == curves.interpolated(seldom, target, "steps", on[1])
         everywhere = curves.on_grid(often, "steps", None)
         assert curves.crossing(often, target, "steps", everywhere) <= curves.crossing(seldom, target, "steps", on[1])
+    # Mean passes over seeds differ by rounding, and in no digit that counts.
+    near, apart = (replace(seldom, backward_passes=seldom.backward_passes + by) for by in (1e-7, 2e-6))
+    assert [curves.common_grid([seldom, c], "backward_passes").size for c in (near, apart)] == [5, 1], "its end"
+    assert [curves.on_grid(c, "backward_passes", grid).sum() for c in (near, apart)] == [5, 0]
     # The look-ahead's passes go on after the baseline's end, where it alone is evaluated.
     assert curves.common_grid([often, seldom], "backward_passes").tolist() == [0, 6, 12, 18, 24, *range(30, 73, 6)]
     groups = [SeedGroup("GRPO", (run(seldom),)), SeedGroup("GXPO", (run(often),))]
@@ -90,6 +105,7 @@ def test_token_passes_are_tokens_times_passes_and_a_third_for_a_forward_pass() -
     assert made.token_passes.tolist() == [0, 3000, 4000]
     forward = replace(made, forward_passes=2.0)
     assert forward.token_passes == pytest.approx([0, 3000 + 2000 / 3, 4000 + 4000 / 3])
+    assert curve((0, 3, 4), (0, 1, 2), (0.1, 0.2, 0.3), (0, 1, 2)).token_passes.tolist() == [0, 300, 400]
 
 
 def test_the_plateau_is_the_last_share_of_a_budget() -> None:
@@ -129,6 +145,7 @@ def test_mean_curve_takes_the_steps_that_all_seeds_share() -> None:
     np.testing.assert_array_equal(mean.steps, [0, 20])
     np.testing.assert_allclose(mean.accuracy, [0.3, 0.6])
     np.testing.assert_allclose(mean.backward_passes, [0, 25])
+    assert curves.mean_curve([first]) is first
     with pytest.raises(ValueError, match="no evaluation step"):
         curves.mean_curve([curve((0,), (0,), (0.1,), (0,)), curve((5,), (1,), (0.2,), (5,))])
 
@@ -168,7 +185,9 @@ def test_differences_over_problems_are_paired_by_problem() -> None:
     assert (budget.over_problems.mean, budget.over_problems.num) == (0.25, 4)
     assert budget.over_problems.high == pytest.approx(0.25 + 0.4594, abs=1e-4)
     other = with_problems((0.5, 0.5, 1, 1), ids="pqrx")
-    assert compare_groups([first, other], "0.0").group("0.5").budgets[0].over_problems is None
+    unknown = SeedGroup("0.5", (run(replace(second.runs[0].curve, per_problem=None)),))
+    for lacking in (other, unknown):
+        assert compare_groups([first, lacking], "0.0").group("0.5").budgets[0].over_problems is None
 
 
 def test_a_budget_is_compared_over_seeds_only_if_all_runs_were_evaluated_within_it() -> None:
@@ -192,7 +211,7 @@ def test_one_or_no_shared_seed_is_inconclusive() -> None:
     assert "seeds reached" not in text, "one seed gives no interval over seeds"
     apart = compare_groups([three_seeds("GRPO", (10, 10)), SeedGroup("GXPO", (linear_run(2, 5),))], "GRPO")
     assert apart.group("GXPO").num_paired == 0
-    assert "no run shares a seed with the baseline" in weigh(apart).sentence
+    assert weigh(apart).sentence.startswith("Inconclusive: no run shares a seed with the baseline.\nMissing: seeds")
     assert not weigh(apart).conclusive
     alone = weigh(compare_groups(groups[:1], "GRPO"))
     assert alone.sentence == "GRPO is the only configuration; add another run to compare it with."
@@ -265,12 +284,36 @@ def test_what_supports_no_advantage_says_what_is_missing(
     assert evidence.supported == {"GXPO": ()}
     assert evidence.sentence.splitlines()[0] == f"GXPO is {verdict}"
     assert (evidence.conclusive, evidence.missing) == (False, missing)
+    assert f" of {len(arrivals)} seeds reached" in evidence.sentence
 
 
 def ends(name: str, *accuracies: float, passes: Sequence[float] = (0, 10), **fields: object) -> SeedGroup:
     """A seed for each accuracy after the second evaluation."""
     curves = [curve(passes, (0.0, 1.0), (0.2, accuracy), (0, 10)) for accuracy in accuracies]
     return SeedGroup(name, tuple(run(made, seed, **fields) for seed, made in enumerate(curves)))
+
+
+def test_the_default_baseline_is_the_one_that_ends_best() -> None:
+    falls = SeedGroup("GRPO lr 1", (run(curve((0, 10), (0, 1), (0.9, 0.5), (0, 10))),))
+    groups = [ends("GXPO", 0.9), falls, ends("GRPO lr 2", 0.6), ends("GRPO lr 3", 0.55)]
+    assert [default_baseline(groups), default_baseline(groups[:1])] == ["GRPO lr 2", "GXPO"]
+    # Before and after it in the alphabet.
+    compared = compare_groups(groups, "GRPO lr 2").groups
+    assert [group.name for group in compared if group.plateau is None] == ["GRPO lr 2"]
+
+
+def test_savings_at_a_target_by_hand() -> None:
+    grpo, gxpo = three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 4, 6))
+    # Half of 50% on straight lines: after 5 steps against 2.5, 2 and 3; at whole steps 3, 2 and 3.
+    (reach,) = sweep(gxpo, grpo, [0.25], common_grids([grpo, gxpo]), "steps")
+    between, first = np.log([2, 2.5, 5 / 3]), np.log([5 / 3, 2.5, 5 / 3])
+    assert (reach.interpolated.mean, reach.first.mean) == pytest.approx((np.exp(between.mean()), np.exp(first.mean())))
+    assert reach.p_value == pytest.approx(stats.ttest_1samp(between, 0).pvalue)
+    assert reach.costs == pytest.approx((5, 5))
+    (hours,) = sweep(gxpo, grpo, [0.25], common_grids([grpo, gxpo]), "hours")
+    assert (hours.first, hours.costs) == (None, (None, pytest.approx(0.5)))
+    single = [SeedGroup("GRPO", (run(curve((0, 1), (0, 1), (0.1, 0.2), (0, 1))),))]
+    assert [grid.tolist() for grid in common_grids(single).values()] == [[0, 1], [0, 1]]
 
 
 def headline(*groups: SeedGroup) -> tuple[str, bool]:
@@ -290,6 +333,7 @@ def test_the_headline_is_about_the_best_candidate_at_equal_passes_and_says_what_
     corrected = "excludes zero, but not once corrected for 2 comparisons."
     text = f"{best} is 7.0 points above GRPO {after} +0.8 to +13.2 {corrected}"
     assert headline(grpo, ends("Epochs", 0.5, 0.41, 0.5), close) == (text, False)
+    assert headline(grpo, clear, ends("Epochs", 0.4))[0] == first.replace("GXPO", "GXPO, the best of 2 candidates,")
     unequal = ends("GXPO", 0.6, 0.61, 0.62, conditions={"data": "b"})
     assert headline(grpo, unequal) == (f"{first} Conditions differ: data.", False)
     unmatched = "Not all runs were evaluated at equal backward passes after their first step; lower evaluation"
@@ -333,7 +377,10 @@ def test_unequal_data_rules_out_support_and_unequal_hardware_that_of_time() -> N
     machine = three_seeds("GXPO", (5, 5, 4), conditions={"data": "a"}, hardware={"cpu": "y"})
     evidence = weigh(compare_groups([base, machine], "GRPO"))
     assert evidence.supported == {"GXPO": ("steps", "backward_passes")}
-    assert any("hardware" in item for item in evidence.missing)
+    assert evidence.missing == ("equal hardware for the times (these differ: cpu)",)
+    both = three_seeds("GXPO", (5, 5, 4), conditions={"data": "b"}, hardware={"cpu": "y"})
+    missing = weigh(compare_groups([base, both], "GRPO")).missing
+    assert [item.rpartition(" differ: ")[2] for item in missing] == ["data)", "cpu)"]
 
 
 def test_seed_dependent_conditions_are_not_differences() -> None:
@@ -346,7 +393,8 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
     assert [difference.values for difference in differences] == [{"a": ("x", "y"), "b": ("x",)}]
     assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
     # Each is compared with the first, not with one another.
-    assert find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x"}), group("c", {1: "y"})]) == []
+    three = [group("a", {0: "x", 1: "y"}), group("b", {0: "x"}), group("c", {1: "y"})]
+    assert [len(find_differences(three, baseline)) for baseline in (None, "b")] == [0, 1]
 
 
 def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> None:
@@ -362,6 +410,7 @@ def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> 
     )
     assert compared.schedule in weigh(compared).sentence.splitlines()
     assert not any("conditions" in part for part in weigh(compared).missing)
+    assert compare_groups([grpo, sfpo, group("GXPO", (0, 6, 12, 18), 2)], "GRPO").schedule == compared.schedule
     # As far as both went: the baseline's evaluations after its rival's end are none of the rival's.
     assert "other" in compare_groups([grpo, group("SFPO", (0, 6, 12, 12.5), 1)], "GRPO").schedule
     assert compare_groups([group("GRPO", (0, 6, 12, 24), 6), group("SFPO", (0, 6, 12, 12), 1)], "GRPO").schedule
@@ -383,6 +432,7 @@ def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
 
 
 def test_the_bounds_of_a_ratio_follow_its_direction() -> None:
+    assert (amount("hours", 4800), amount("steps", 4800)) == ("200 d 0 h", "4800")
     assert (ratio(3.0, "steps"), ratio(0.625, "hours")) == ("3.0× fewer", "1.6× more")
     assert ratio(1.04, "hours") == ratio(1 / 1.04, "hours") == "equal"
     assert ratio_interval(Interval(2.0, 1.6, 3.0, 3), "steps") == "2.0× fewer (1.6× fewer to 3.0× fewer)"

@@ -131,6 +131,9 @@ def test_scores_per_problem_are_kept_for_pass_at_1() -> None:
     scores = {"pass@1": 0.5, "pass@4": 0.75, "maj@4": 1.0}
     rows = [{"step": 0, "benchmark": "a", "scores": scores, "per_problem": [0.25, 0.75], "problem_ids": ["p", "q"]}]
     assert run_curves({"config": config()}, rows, {}).curve.per_problem.tolist() == [[0.25, 0.75]]
+    for others in (["a", "b"], ["x", "y"]):
+        later = rows[0] | {"step": 1, "problem_ids": others}
+        assert run_curves({"config": config()}, [*rows, later], {}).curve.per_problem is None
     for metric in ("pass@4", "maj@4"):
         assert run_curves({"config": config()}, rows, {}, metric=metric).curve.per_problem is None
 
@@ -205,6 +208,8 @@ def test_group_names_become_unique() -> None:
     names = labels(*grid)
     assert names[0] == "GXPO K=5 alpha=0.1 tau=1 window=30"
     assert len(set(names)) == 8
+    two_suffice = [config(alpha=a, tau=t, window=w) for a, t, w in ((0.1, 1, 30), (0.5, 2, 40), (0.1, 2, 40))]
+    assert labels(*two_suffice)[0] == "GXPO K=5 alpha=0.1 tau=1"
     assert labels(config(alpha=0.1), config(alpha=0.5)) == ["GXPO K=5 alpha=0.1", "GXPO K=5 alpha=0.5"]
     assert labels(config(rate=1e-5), config(rate=2e-5)) == ["GXPO K=5 lr 1e-05", "GXPO K=5 lr 2e-05"]
     # Settings of the rule come first, wherever the config has them.

@@ -26,6 +26,8 @@ def test_one_value_has_no_interval_and_what_has_none_is_rejected() -> None:
     interval = intervals.mean_interval([0.4])
     assert (interval.mean, interval.low, interval.high) == (0.4, None, None)
     assert not interval.excludes(100.0)
+    ends = intervals.Interval(0.5, 0.25, 1.0, 3)
+    assert [ends.excludes(value) for value in (0.25, 0.5, 1.0, 0.2, 1.1)] == [False, False, False, True, True]
     for values, message in (([], "no values"), ([0.1, math.nan], "not finite")):
         with pytest.raises(ValueError, match=message):
             intervals.mean_interval(values)

@@ -9,8 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, LoraConfig, RunConfig, SfpoRule
 from gxpo_trainer.config.io import build, learning_rate_control, load_preset, load_run, preset_names, to_toml

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gxpo_trainer.grading import extract
-from gxpo_trainer.grading import latex as l
+from gxpo_trainer.grading import extract, latex as l
 from gxpo_trainer.grading.latex import MAX_TOKENS, clean, same_tokens
 
 

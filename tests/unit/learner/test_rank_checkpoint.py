@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import CheckpointError

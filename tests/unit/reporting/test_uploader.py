@@ -13,8 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.ingest_server import KINDS, IngestServer
 
 from gxpo_trainer.errors import ConfigError

@@ -13,8 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gxpo_trainer.config import RunConfig, TimeoutsConfig
 from gxpo_trainer.config.base import Phase

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.toy_learner import RankLearner, ToyLearner, finite_except, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule
@@ -97,8 +96,8 @@ def test_displacement_takes_the_weight_decay_out_of_the_ratio(decay):
 
 def test_a_coordinate_is_active_where_its_displacement_exceeds_the_rate_times_delta():
     # η = 0.1, δ = 0.2: |d⁰| = 0.1·|g⁰| against 0.02, so |g⁰| > 0.2 as in the rule by gradients.
-    gradients = [[0.1, 0.19, 0.21, 0.4], [0.1, 0.1, 0.1, 0.1], [1.0] * 4]
-    for predictor in ("displacement", "gradient", "replay"):
+    for predictor, edge in (("displacement", 0.19), ("gradient", 0.2), ("replay", 0.19)):
+        gradients = [[0.1, edge, 0.21, 0.4], [0.1] * 4, [1.0] * 4]
         assert metrics_of(gradients, k=4, delta=0.2, predictor=predictor)["gxpo/inactive_fraction"] == 0.5
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.toy_learner import ToyLearner, finite_except, gxpo, quadratic, relative_error
 
 from gxpo_trainer.config import GateConfig, GrpoRule, GxpoRule, SfpoRule

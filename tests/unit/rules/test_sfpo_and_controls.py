@@ -7,8 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.toy_learner import ToyLearner, finite_except, quadratic, random_problem, relative_error
 
 from gxpo_trainer.config import EpochsRule, ExtragradientRule, SfpoRule

@@ -196,12 +196,11 @@ def test_a_refused_config_is_reported_to_the_service(tmp_path: Path, server: Ing
 STALLS = """
 import sys, time
 from pathlib import Path
-from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.config import TimeoutsConfig
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ServiceAddress
 from gxpo_trainer.training.launch import Launch
-from gxpo_trainer.runtime.progress import Watchdog
+from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
 
 def hang_in_a_write():
     time.sleep(600)

@@ -170,7 +170,7 @@ def interpolated(curve: EvaluationCurve, target: float, axis: Axis, counted: npt
     reached = np.flatnonzero(monotone >= target)
     if not reached.size:
         return None
-    pair = slice(max(0, reached[0] - 1), reached[0] + 1)
+    pair = [max(0, reached[0] - 1), reached[0]]
     return float(np.interp(target, monotone[pair], costs[pair]))
 
 
@@ -184,7 +184,7 @@ def at_budget(curve: EvaluationCurve, axis: Axis, budget: float) -> BudgetPoint 
     """The last evaluation whose cost is at most `budget`; None when the first one came later."""
     costs = curve.cost(axis)
     within = np.flatnonzero(costs <= budget)
-    if within.size == 0:
+    if not within.size:
         return None
     index = int(within[-1])
     return BudgetPoint(index, float(curve.accuracy[index]), float(costs[index]), bool(costs[-1] >= budget))

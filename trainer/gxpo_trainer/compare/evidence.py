@@ -139,7 +139,7 @@ def _headline(comparison: Comparison, candidates: list[GroupResult]) -> tuple[st
         if group in candidates and (result := group.at_equal_passes) and result.over_seeds
     ]
     num = compared[0][0].num_paired if compared else max(group.num_paired for group in candidates)
-    if num == 0:
+    if not num:
         return "Inconclusive: no run shares a seed with the baseline.", False
     unequal = [difference.setting for difference in comparison.differences if not difference.hardware]
     rest = f" Conditions differ: {_some(unequal)}." if unequal else ""

@@ -59,8 +59,6 @@ from gxpo_trainer.compare.intervals import (
 from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
 from gxpo_trainer.config.rules import RULE_CHOICE
 
-TARGETS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-"""Shares of the best plateau that costs are compared to, where none were registered."""
 Grids = Mapping[Axis, Floats | None]
 CostOf = Callable[[EvaluationCurve, float, Axis, npt.NDArray[np.bool_]], float | None]
 
@@ -162,7 +160,7 @@ def compare_groups(
     budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
     runs reached.
     """
-    reference = next(group for group in groups if group.name == baseline)
+    reference = {group.name: group for group in groups}[baseline]
     grids = common_grids(groups)
     target = peak(mean_curve([run.curve for run in reference.runs]))
     common = common_budgets(groups)

@@ -51,12 +51,12 @@ def mean_interval(values: Sequence[float] | Floats) -> Interval:
     from scipy.special import stdtrit
 
     data = np.asarray(values, dtype=np.float64)
-    if data.size == 0:
+    if not data.size:
         raise ValueError("no values: an interval needs at least one run")
     if not np.isfinite(data).all():
         raise ValueError("a value is not finite; exclude that run")
     mean = float(data.mean())
-    if data.size == 1:
+    if data.size < 2:
         return Interval(mean, None, None, 1)
     half = float(stdtrit(data.size - 1, (1 + LEVEL) / 2)) * float(data.std(ddof=1)) / math.sqrt(data.size)
     return Interval(mean, mean - half, mean + half, int(data.size))
@@ -143,7 +143,7 @@ def p_of_mean(values: Sequence[float]) -> float | None:
     """
     from scipy.special import stdtr
 
-    if len(values) < 2 or np.ptp(values) <= 1e-12:
+    if len(values) < 2 or np.isclose(np.ptp(values), 0):
         return None
     t = abs(np.mean(values)) / (np.std(values, ddof=1) / math.sqrt(len(values)))
     return float(2 * stdtr(len(values) - 1, -t))

@@ -88,13 +88,13 @@ def forward_passes(config: Mapping[str, Any]) -> float:
     """Forward passes of a step without a backward pass: of a reference policy, and for log π_old of mini-batches."""
     learner = config["learner"]
     loss: Mapping[str, Any] = learner.get("loss") or {}
-    return float((loss.get("kl_beta") or 0) > 0) + float((learner.get("mini_batches") or 1) > 1)
+    return float(bool(loss.get("kl_beta"))) + float(learner.get("mini_batches") not in (None, 1))
 
 
 def sampling_share(series: Series) -> float | None:
     """Share of the time of all steps that sampling and verifying took; None without STEP_TIMES."""
     sampling, verifying, total = (float(series.get(name, _NO_VALUES)[1].sum()) for name in STEP_TIMES)
-    return (sampling + verifying) / total if total > 0 else None
+    return (sampling + verifying) / total if total else None
 
 
 def decode_evaluation(row: Mapping[str, Any]) -> Row:
@@ -166,7 +166,7 @@ def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | Non
     table = []
     for rows in points:
         scores = [np.asarray(row.get("per_problem", ()), dtype=np.float64) for row in rows]
-        same = all(row.get("problem_ids", ()) == own for row, own in zip(rows, names, strict=True))
+        same = [row.get("problem_ids", ()) for row in rows] == names
         if not same or any(row.size != len(own) or not own for row, own in zip(scores, names, strict=True)):
             return None, ()
         total = sum(row.size for row in scores)

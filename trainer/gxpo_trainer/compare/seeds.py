@@ -105,8 +105,8 @@ def seed_band(group: SeedGroup, curve: EvaluationCurve) -> tuple[Floats, Floats]
         return curve.ci_low, curve.ci_high
     at_steps = [run.curve.accuracy[np.searchsorted(run.curve.steps, curve.steps)] for run in group.runs]
     intervals = [mean_interval(values) for values in zip(*at_steps, strict=True)]
-    bounds = np.array([(interval.low, interval.high) for interval in intervals], dtype=np.float64)
-    return np.clip(bounds[:, 0], 0, 1), np.clip(bounds[:, 1], 0, 1)
+    low, high = np.clip(np.array([(i.low, i.high) for i in intervals], dtype=np.float64), 0, 1).T
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
     every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
     if len(every) < 2:
         return ""
-    reference = next(group for group in groups if group.name == baseline)
+    reference = {group.name: group for group in groups}[baseline]
     other: list[str] = []
     for group in groups:
         for run in group.runs:
@@ -149,7 +149,7 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
     Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
     problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.
     """
-    reference = next((group for group in groups if group.name == baseline), groups[0])
+    reference = {group.name: group for group in groups}[baseline or groups[0].name]
     differences = []
     for hardware in (False, True):
         stated = {

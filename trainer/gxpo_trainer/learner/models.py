@@ -231,8 +231,7 @@ def _without_dropout(config: Any) -> None:
 
 
 def _with_adapter(model: Any, lora: LoraConfig) -> Any:
-    from peft import LoraConfig as PeftLoraConfig
-    from peft import TaskType, get_peft_model
+    from peft import LoraConfig as PeftLoraConfig, TaskType, get_peft_model
 
     adapter = PeftLoraConfig(
         r=lora.rank,

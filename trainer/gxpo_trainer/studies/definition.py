@@ -23,7 +23,6 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from gxpo_trainer.compare.curves import PLATEAU
-from gxpo_trainer.compare.groups import TARGETS
 from gxpo_trainer.compare.intervals import MARGIN
 from gxpo_trainer.config import RunConfig, Settings
 from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS
@@ -107,7 +106,10 @@ class Analysis(Settings):
     plateau: float = Field(PLATEAU, gt=0, le=1, description="Plateau: the mean over this last share of the budget.")
     margin: float = Field(MARGIN, gt=0, lt=1, description="Difference of plateaus that counts as none; 0.01: a point.")
     targets: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
-        TARGETS, min_length=1, max_length=20, description="Shares of the best plateau that costs are compared to."
+        (0.7, 0.75, 0.8, 0.85, 0.9, 0.95),
+        min_length=1,
+        max_length=20,
+        description="Shares of the best plateau that costs are compared to.",
     )
     comparisons: tuple[str, ...] = Field(
         (), max_length=100, description="Arms that are tested against the baseline, as one family; default: all."

@@ -18,8 +18,7 @@ from gxpo_trainer.compare.curves import Axis, in_plateau
 from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table, markdown, reach_cell
-from gxpo_trainer.reporting.figures import LineStyle, line_styles, png
-from gxpo_trainer.reporting.figures import compose as draw_curves
+from gxpo_trainer.reporting.figures import LineStyle, compose as draw_curves, line_styles, png
 from gxpo_trainer.studies.data import MEDIANS, StudyData, key_of
 from gxpo_trainer.studies.definition import Study, registration, run_config
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find

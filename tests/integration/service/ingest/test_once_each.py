@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from sqlalchemy import select
 from support import queued_runs as runs
 from support.reporting import KINDS, body, evaluation_row, event_row, launch, metric_row, sample_row, send, write_lines
@@ -21,8 +20,7 @@ from gxpo_services.api.errors import Conflict
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, MetricLast, MetricName, Sample
 from gxpo_services.ingest.drain import FILES, drain
-from gxpo_services.outputs import metric_series, metrics
-from gxpo_services.outputs import samples as left
+from gxpo_services.outputs import metric_series, metrics, samples as left
 from gxpo_services.outputs.metric_series import SeriesQuery
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples

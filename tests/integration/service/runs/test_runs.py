@@ -12,8 +12,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import select
-from support import queued_runs as runs
-from support import reporting
+from support import queued_runs as runs, reporting
 
 from gxpo_services.api.dependencies import find
 from gxpo_services.api.principals import Principal, Role

@@ -9,8 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.bounds import bounds, unbounded
 
 from gxpo_services.api.errors import Invalid, RangeNotSatisfiable

@@ -12,8 +12,7 @@ from support.recording_server import RecordingServer, Request
 
 from gxpo_client.client import Client, connect, is_http, is_loopback, is_up
 from gxpo_client.errors import NotFound
-from gxpo_services.cli.common import connect as command_line_client
-from gxpo_services.cli.common import one_line, plain
+from gxpo_services.cli.common import connect as command_line_client, one_line, plain
 from gxpo_services.cli.submit import _check
 from gxpo_services.cli.watch import Bars, describe
 from gxpo_services.local.demo import free_folder

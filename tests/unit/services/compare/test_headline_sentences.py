@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from gxpo_services.compare.export import write_rows
 from gxpo_services.compare.headline import (
@@ -19,11 +19,13 @@ from gxpo_services.compare.headline import (
     signal_sentence,
     state_sentence,
 )
-from gxpo_services.compare.schemas import CompareQuery, curve_view, gate_view
+from gxpo_services.compare.schemas import compared_group, curve_view, gate_view
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
-from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace
+from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.seeds import SeedGroup
 
 
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
@@ -32,11 +34,20 @@ def view(state: str, steps: int = 12, **fields: Any) -> RunView:
     return RunView.model_construct(state=RunState(state), progress=progress, **(known | fields))
 
 
-def test_smoothing_is_a_number_below_one() -> None:
-    assert CompareQuery.model_validate({"runs": ["r"], "smoothing": 0.99}).smoothing == 0.99
-    for bad in (-0.1, 1.0, math.nan):
-        with pytest.raises(ValidationError):
-            CompareQuery.model_validate({"runs": ["r"], "smoothing": bad})
+def test_groups_are_shown_with_the_baseline_marked_and_gates_thinned() -> None:
+    def group(name: str, end: float) -> SeedGroup:
+        costs, unknown, z = np.array([0.0, 10.0]), np.full(2, np.nan), np.arange(200.0 + (name == "GXPO"))
+        curve = EvaluationCurve(costs, costs, costs, costs, np.array([0.1, end]), unknown, unknown)
+        return SeedGroup(name, (RunCurves(name, "gxpo", 3, curve, GateTrace(z, z)),))
+
+    groups = [group("GRPO", 0.5), group("Epochs", 0.4), group("GXPO", 0.6)]
+    run: Any = SimpleNamespace(id="r1", name="a", state="succeeded", group_values=None, group=SimpleNamespace(id="g1"))
+    comparison = compare_groups(groups, "GRPO")
+    shown = [compared_group(group, comparison, {group.runs[0]: run}, 0.0) for group in groups]
+    assert [(one.is_baseline, one.rule) for one in shown] == [(True, "gxpo"), (False, "gxpo"), (False, "gxpo")]
+    assert [one.runs[0].gate.downsampled for one in shown] == [False, False, True]
+    (seed,) = shown[2].runs
+    assert (seed.id, seed.seed, seed.group, seed.curve.accuracy) == ("r1", 3, "g1", [0.1, 0.6])
 
 
 @pytest.mark.parametrize(

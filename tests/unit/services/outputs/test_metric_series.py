@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gxpo_services.outputs.metric_series import SeriesQuery, series_of, smooth, thin
 from gxpo_services.outputs.metrics import RECORD, Records

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.scheduling.decisions import (

@@ -73,8 +73,8 @@ def test_a_grid_may_hold_whole_rules_words_lists_and_nothing() -> None:
         *(("grpo", (3, 4)), ("grpo", None), ("sfpo", (3, 4)), ("sfpo", None))
     ]
     assert runs[0].config.data.split == "a\n'\"b"
-    (run,) = sweep(grid={"environment.name": ["single_turn"]})
-    assert run.config.name == "s environment=single_turn seed=0"
+    (run,) = sweep(grid={"environment.name": ["single_turn"], "learner.rule.gate.threshold": [0.7]})
+    assert run.config.name == "s environment=single_turn gate.threshold=0.7 seed=0"
 
 
 @pytest.mark.parametrize(
