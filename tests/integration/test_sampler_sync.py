@@ -410,7 +410,10 @@ def test_the_learner_chooses_the_experts_that_the_engine_chose(tmp_path: Path, d
     """vLLM does not report them on CPUs; where they are the same, no part of the gap is of the routing."""
     folder = save_family(tmp_path, "qwen3_moe")
     model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-    with started(folder, model, rollout={"dtype": dtype}) as shared:
+    def weights() -> Weights:
+        return ((name, weight.to(getattr(torch, dtype))) for name, weight in model.named_parameters())
+
+    with started(folder, model, weights, rollout={"dtype": dtype}) as shared:
         shared.sync()
         ray.get(shared.actor.watch_routing.remote())
         request = replace(shared.requests(1, length=40)[0], num_samples=1)
