@@ -99,3 +99,12 @@ def test_one_step_ahead_a_step_is_the_longer_of_its_parts(in_flight: bool) -> No
     assert result.step_s == pytest.approx(0.9 + 0.1)
     assert result.engines == pytest.approx(0.9)
     assert result.staleness == 1
+
+
+def test_in_flight_updates_hide_the_longest_responses() -> None:
+    tailed = Measured(0.01, 0.0, 0.1, 0.01, [*[10] * 15, 100], [0.0], prompts=8, samples=2, max_num_seqs=16)
+    strict, waiting, flying = (
+        Simulation(tailed, 4, depth, in_flight=in_flight).run(40)
+        for depth, in_flight in ((0, False), (2, False), (2, True))
+    )
+    assert flying.step_s < waiting.step_s < strict.step_s

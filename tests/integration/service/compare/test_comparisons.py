@@ -76,7 +76,17 @@ def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
     assert answer["left_out"] == answer["differences"] == []
     # Within GRPO's 20 passes GXPO was evaluated before its first step alone.
     assert (answer["ranking"], fast["at_equal_passes"]) == (["GRPO", "GXPO K=5"], None)
-    assert answer["tables"][0]["title"].startswith("Ranking at 20 backward passes,")
+
+
+def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -> None:
+    tables = compare(client, runs=list(two), budgets="20,60", x="backward_passes")["tables"]
+    begins = ["Ranking at 20 backward passes,", "To match the best of GRPO", "Accuracy at equal budgets"]
+    assert all(table["title"].startswith(begin) for table, begin in zip(tables, begins, strict=False))
+    assert [row[:3] for row in tables[2]["rows"]] == [
+        ["20 backward passes", "GRPO", "62.5%"], ["", "GXPO K=5", "25.0%"],
+        ["60 backward passes", "GRPO", "62.5% (ended before)"], ["", "GXPO K=5", "87.5% (ended before)"],
+    ]  # fmt: skip
+    assert all(len(row) == len(table["header"]) for table in tables for row in table["rows"])
 
 
 def test_the_sampling_share_is_that_of_the_baselines_runs(
@@ -130,7 +140,10 @@ def test_the_further_run_of_a_seed_counts_and_benchmarks_are_averaged(client: Te
     assert answer["benchmarks"] == ["easy", "hard"]
     assert [run["id"] for run in answer["groups"][0]["runs"]] == [long]
     assert answer["left_out"][0]["run"] == short
-    assert group(answer, "GRPO")["mean"]["smoothed"] == [0.25, 0.3125, 0.46875]
+    assert long in answer["left_out"][0]["reason"]
+    # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
+    curve = group(answer, "GRPO")["mean"]
+    assert (curve["smoothed"], curve["accuracy"]) == ([0.25, 0.3125, 0.46875], [0.25, 0.375, 0.625])
 
 
 def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: TestClient, database: Database) -> None:
@@ -144,6 +157,7 @@ def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: T
     name, other = "GRPO lr 1e-05", "GXPO K=5 lr 2e-05"
     assert settings["rollout.temperature"] == {name: "1.0", other: "0.7"}
     assert settings["learner.rule.k"] == {name: None, other: "5"}
+    assert settings["learner.optimizer.learning_rate"] == {name: "1e-05", other: "2e-05"}
     assert not {"name", "seed"} & settings.keys()
 
 
@@ -237,8 +251,10 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"runs": ",".join(f"r{number}" for number in range(201))}, 422, "at most 200"),
     ({"runs": "r1", "metric": "length_mean"}, 422, "metric"),
     ({"runs": "r1", "sampling_share": "nan"}, 422, "sampling_share"),
+    ({"runs": "r1", "smoothing": "nan"}, 422, "smoothing"),
     ({"runs": "r1", "budgets": "soon"}, 422, "is not a budget"),
     ({"runs": "r1", "budgets": "inf"}, 422, "is not a budget"),
+    ({"runs": "r1", "budgets": "hours:-1"}, 422, "is not a budget"),
     ({"runs": "r1", "budgets": "days:1"}, 422, "no such axis"),
     ({"runs": "r1", "budgets": ",".join(map(str, range(21)))}, 422, "more than 20"),
     ({"runs": "r1", "x": "days"}, 422, "x:"),
