@@ -143,3 +143,11 @@ class Durations:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._wall[str(report.when)] = round(report.duration, 3)
         self._outcomes.add(report.outcome)
+
+
+@pytest.fixture
+def server() -> Iterator[object]:
+    from support.ingest_server import IngestServer  # of the service, which a machine for GPU tests may lack
+
+    with IngestServer() as server:
+        yield server

@@ -46,7 +46,7 @@ def _set_up() -> None:
 def _search() -> None:
     """Search of runs, views, parts of the open run, and actions that are links."""
     if "opened" in st.session_state:
-        st.rerun()
+        st.rerun()  # the page opens it
     text = st.text_input(
         "Search runs, views and actions", key="palette", live=True, placeholder="run, view or action",
         label_visibility="collapsed",

@@ -196,12 +196,6 @@ def test_a_run_goes_on_at_another_zero_stage_on_another_number_of_ranks(tmp_path
         assert result[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
 
 
-@pytest.fixture
-def server():
-    with IngestServer() as server:
-        yield server
-
-
 class Job:
     """`gxpo train` as a service starts it: a process of its own on a Ray that is there already."""
 

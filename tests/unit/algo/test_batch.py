@@ -336,11 +336,7 @@ def test_advantages_by_hand() -> None:
         # Means ½, 1, 0; variances of them ½/2, 0, 0.
         # First group: v = 0, so λ = 0, b is the other sample's reward. Second: the others have v = ⅛ and means ½, 0,
         # s = 1/16; λ = ⅔·⅔ = 4/9, b = 5/9·1 + 4/9·¼ = ⅔. Third: b = 4/9·¾ = ⅓.
-        (
-            ShrinkageAdvantageConfig(),
-            [[1, 0], [1, 1], [0, 0]],
-            [[1, -1], [1 / 3, 1 / 3], [-1 / 3, -1 / 3]],
-        ),
+        (ShrinkageAdvantageConfig(), [[1, 0], [1, 1], [0, 0]], [[1, -1], [1 / 3, 1 / 3], [-1 / 3, -1 / 3]]),
         # First: the others' means ⅓, 0 have variances ⅓/3, 0; v = 1/18, s = 1/36; λ = 4/9, b = 5/9 + 4/9·⅙ = 17/27.
         # Second: v = 0. Third: means 1, ⅓; s = 1/9; λ = ⅔·⅓ = 2/9, b = 2/9·⅔.
         (

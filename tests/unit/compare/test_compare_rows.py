@@ -22,13 +22,7 @@ from gxpo_trainer.compare.groups import (
 )
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import decode_evaluation, flatten, forward_passes, run_curves, sampling_share
-from gxpo_trainer.compare.seeds import (
-    SeedGroup,
-    config_key,
-    group_by_config,
-    group_labels,
-    seed_band,
-)
+from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config, group_labels, seed_band
 from gxpo_trainer.compare.text_tables import Table, all_tables, budget_table, markdown, ranking_table, reach_cell
 from gxpo_trainer.errors import DataError
 

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gxpo_trainer.data.chat import (
-    ObservationEncoder,
-    chat_template_problem,
-    conversation,
-    rewrites_turns,
-)
+from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem, conversation, rewrites_turns
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from tools.starter import CHAT_TEMPLATE as STARTER

@@ -3,6 +3,7 @@ only, apart from what the name says."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -86,6 +87,11 @@ def dies(problem):
 def kills_itself(problem):
     ask([user("one")])
     os.kill(os.getpid(), 9)
+
+
+def ends_when_told(problem):
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
+    ask([user(problem["text"])])
 
 
 def silent(problem):

@@ -206,6 +206,16 @@ async def test_an_agent_that_is_lost_with_the_worker_is_started_and_answered_aga
     assert second.answer.reward == 0.25
 
 
+async def test_an_agent_that_ends_before_its_answer_is_not_started_again(started: Configured) -> None:
+    async with aclosing(EnvironmentHost(started("ends_when_told"))) as host:
+        await host.advance(Call("a", PROBLEM, 5))
+        os.kill(host.pids()["a"], signal.SIGUSR1)
+        while host.pids():
+            await asyncio.sleep(0.01)
+        last = await host.advance(Call("a", PROBLEM, 5, (SAID,)))
+    assert last == Reply(None, "error", "the agent ended with exit code 3")
+
+
 def test_the_first_request_is_known_before_the_run(started: Configured) -> None:
     assert check_environment(started("twice"), PROBLEM, 5) == ChatRequest(message("How much?"))
     with pytest.raises(ConfigError, match="does not begin an episode of problem p1: the agent ended with exit code 1"):

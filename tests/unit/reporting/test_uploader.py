@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,6 @@ from gxpo_trainer.reporting.uploader import (
 
 QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, give_up=20.0)
 OUTCOME = {"attempt": 1, "outcome": "succeeded"}
-
-
-@pytest.fixture
-def server() -> Iterator[IngestServer]:
-    with IngestServer() as server:
-        yield server
 
 
 def test_lines_are_on_disk_before_they_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

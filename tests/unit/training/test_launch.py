@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -32,12 +31,6 @@ from gxpo_trainer.runtime.ray_session import connect_ray
 from gxpo_trainer.training.checkpoints import Checkpoint, next_attempt, repeated_passes
 from gxpo_trainer.training.controller import Controller, Counters
 from gxpo_trainer.training.launch import TERMINATED, Launch
-
-
-@pytest.fixture
-def server() -> Iterator[IngestServer]:
-    with IngestServer() as server:
-        yield server
 
 
 def service(server: IngestServer, attempt: int = 3) -> ServiceAddress:

@@ -143,7 +143,7 @@ def p_of_mean(values: Sequence[float]) -> float | None:
     """
     from scipy.special import stdtr
 
-    if len(values) < 2 or np.isclose(np.ptp(values), 0):
+    if len(values) < 2 or np.isclose(np.ptp(values), 0, atol=1e-12):
         return None
     t = abs(np.mean(values)) / (np.std(values, ddof=1) / math.sqrt(len(values)))
     return float(2 * stdtr(len(values) - 1, -t))

@@ -94,7 +94,7 @@ def forward_passes(config: Mapping[str, Any]) -> float:
 def sampling_share(series: Series) -> float | None:
     """Share of the time of all steps that sampling and verifying took; None without STEP_TIMES."""
     sampling, verifying, total = (float(series.get(name, _NO_VALUES)[1].sum()) for name in STEP_TIMES)
-    return (sampling + verifying) / total if total else None
+    return (sampling + verifying) / total if total > 0 else None
 
 
 def decode_evaluation(row: Mapping[str, Any]) -> Row:

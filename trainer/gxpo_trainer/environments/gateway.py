@@ -238,7 +238,8 @@ class AgentProcess(EpisodeProcess):
 
     @property
     def alive(self) -> bool:
-        return not self.ended.done()
+        """Also of an agent that has ended by itself: the next call tells how, and starts no other."""
+        return not self.ended.done() or self.ended.result() != LOST
 
     async def ask(self, request: Mapping[str, Any], deadline_s: float) -> ChatRequest | Turn:
         """Start the agent, or answer its request: with JSON of `message`, `finish_reason` and `usage` (tokens of prompt

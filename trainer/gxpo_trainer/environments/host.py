@@ -2,7 +2,7 @@
 
     queued -> its process plays what it has not played yet -> Reply
                   |-> an answer took longer than environment.deadline_s: process killed, failure "timeout"
-                  |-> exception or invalid answer: process killed, failure "error"
+                  |-> exception, invalid answer, or an agent that ended by itself: process killed, failure "error"
                   |-> process died: the whole history is played again in a new one; died again: failure "error"
 
 A call has the whole history of its episode. Its process is therefore a cache: it may be killed at any time between two
@@ -112,7 +112,7 @@ class EnvironmentHost:
     def pids(self) -> dict[str, int]:
         """Of the episodes, by name."""
         processes = {name: episode.process for name, episode in self._episodes.items()}
-        return {name: process.pid for name, process in processes.items() if process is not None and process.alive}
+        return {name: process.pid for name, process in processes.items() if process and not process.ended.done()}
 
     async def _reply(self, episode: _Episode, call: Call) -> Reply:
         cause = ""

@@ -236,8 +236,9 @@ class Uploader:
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:
-    with suppress(ValueError, TypeError):
-        return dict(response.json())
+    with suppress(ValueError):
+        if isinstance(body := response.json(), dict):
+            return body
     return {}
 
 

@@ -68,18 +68,25 @@ def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
     assert fast["plateau"] is None, "GXPO has no evaluation between 12 and 20 passes"
     run = fast["runs"][0]
     assert (run["id"], run["name"], run["seed"]) == (two[1], '<b>fast</b>, "x"\n🦆', 0)
-    assert run["target"]["accuracy"] == 0.625
     assert run["curve"]["accuracy"] == [0.25, 0.625, 0.875]
-    assert run["curve"]["backward_passes"] == [0, 30, 60]
     assert run["curve"]["low"] == pytest.approx([0.15, 0.525, 0.775])
     assert (run["gate"]["threshold"], run["gate"]["shutoff_step"], run["gate"]["downsampled"]) == (0.5, 12, False)
-    assert run["gate"]["steps"] == list(range(1, 13))
     assert run["gate"]["z"][-2:] == pytest.approx([-1.1, 0.9])
     assert answer["missing"] == ["seeds shared with the baseline (1 of at least 3)"]
     assert answer["left_out"] == answer["differences"] == []
     # Within GRPO's 20 passes GXPO was evaluated before its first step alone.
     assert (answer["ranking"], fast["at_equal_passes"]) == (["GRPO", "GXPO K=5"], None)
-    assert answer["tables"][0]["title"].startswith("Ranking at 20 backward passes,")
+
+
+def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -> None:
+    tables = compare(client, runs=list(two), budgets="20,60", x="backward_passes")["tables"]
+    begins = ["Ranking at 20 backward passes,", "To match the best of GRPO", "Accuracy at equal budgets"]
+    assert all(table["title"].startswith(begin) for table, begin in zip(tables, begins, strict=False))
+    assert [row[:3] for row in tables[2]["rows"]] == [
+        ["20 backward passes", "GRPO", "62.5%"], ["", "GXPO K=5", "25.0%"],
+        ["60 backward passes", "GRPO", "62.5% (ended before)"], ["", "GXPO K=5", "87.5% (ended before)"],
+    ]  # fmt: skip
+    assert all(len(row) == len(table["header"]) for table in tables for row in table["rows"])
 
 
 def test_the_sampling_share_is_that_of_the_baselines_runs(
@@ -134,8 +141,9 @@ def test_the_further_run_of_a_seed_counts_and_benchmarks_are_averaged(client: Te
     assert [run["id"] for run in answer["groups"][0]["runs"]] == [long]
     assert answer["left_out"][0]["run"] == short
     assert long in answer["left_out"][0]["reason"]
-    assert "the only configuration" in answer["evidence"]
-    assert group(answer, "GRPO")["mean"]["smoothed"] == [0.25, 0.3125, 0.46875]
+    # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
+    curve = group(answer, "GRPO")["mean"]
+    assert (curve["smoothed"], curve["accuracy"]) == ([0.25, 0.3125, 0.46875], [0.25, 0.375, 0.625])
 
 
 def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: TestClient, database: Database) -> None:
@@ -243,9 +251,10 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"runs": ",".join(f"r{number}" for number in range(201))}, 422, "at most 200"),
     ({"runs": "r1", "metric": "length_mean"}, 422, "metric"),
     ({"runs": "r1", "sampling_share": "nan"}, 422, "sampling_share"),
+    ({"runs": "r1", "smoothing": "nan"}, 422, "smoothing"),
     ({"runs": "r1", "budgets": "soon"}, 422, "is not a budget"),
-    ({"runs": "r1", "budgets": "hours:-1"}, 422, "is not a budget"),
     ({"runs": "r1", "budgets": "inf"}, 422, "is not a budget"),
+    ({"runs": "r1", "budgets": "hours:-1"}, 422, "is not a budget"),
     ({"runs": "r1", "budgets": "days:1"}, 422, "no such axis"),
     ({"runs": "r1", "budgets": ",".join(map(str, range(21)))}, 422, "more than 20"),
     ({"runs": "r1", "x": "days"}, 422, "x:"),
