@@ -82,8 +82,8 @@ class BreakableSamplerActor(SamplerActor):
         self._llm.collective_rpc(watch_routing)
 
     def routing(self) -> dict[str, torch.Tensor]:
-        """Router logits [tokens, experts] by layer, of all tokens since `watch_routing`."""
-        routed = self._llm.collective_rpc(lambda worker: worker.routed)[0]
+        """Router logits [tokens, experts] by layer, of all tokens since `watch_routing` or the last call."""
+        routed = self._llm.collective_rpc(take_routing)[0]
         return {path: torch.cat(passes) for path, passes in routed.items()}
 
     def verify_checkpoint(self, folder: str) -> int:
@@ -178,6 +178,12 @@ def watch_routing(worker: Any) -> None:
     for path, module in worker.model_runner.get_model().named_modules():
         if path.endswith("mlp.gate"):
             module.register_forward_hook(lambda _, __, output, path=path: keep(path, output))
+
+
+def take_routing(worker: Any) -> dict[str, list[torch.Tensor]]:
+    routed: dict[str, list[torch.Tensor]]
+    routed, worker.routed = worker.routed, {}
+    return routed
 
 
 def restore_worker(worker: Any) -> None:
@@ -405,31 +411,39 @@ def test_a_sync_brings_back_all_that_a_sleeping_engine_has_lost(tmp_path: Path, 
 
 
 @pytest.mark.long("an engine of its own")
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 0.0), ("bfloat16", 0.02)])
-def test_the_learner_chooses_the_experts_that_the_engine_chose(tmp_path: Path, dtype: str, most: float) -> None:
-    """vLLM does not report them on CPUs; where they are the same, no part of the gap is of the routing."""
+@pytest.mark.parametrize(("dtype", "most", "gap"), [("float32", 0.0, 1e-5), ("bfloat16", 0.05, 0.05)])
+def test_the_learner_chooses_the_experts_that_the_engine_chose(
+    tmp_path: Path, dtype: str, most: float, gap: float
+) -> None:
+    """vLLM does not report them on CPUs; where they are the same, no part of the gap comes from the routing."""
     folder = save_family(tmp_path, "qwen3_moe")
     model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+
     def weights() -> Weights:
         return ((name, weight.to(getattr(torch, dtype))) for name, weight in model.named_parameters())
 
     with started(folder, model, weights, rollout={"dtype": dtype}) as shared:
         shared.sync()
+        others, gaps = [], []
         ray.get(shared.actor.watch_routing.remote())
-        request = replace(shared.requests(1, length=40)[0], num_samples=1)
-        (group,) = shared.generate([request], SamplingSettings(max_new_tokens=80, ignore_eos=True))
-        engines = ray.get(shared.actor.routing.remote())
-        tokens = torch.tensor([*request.prompt_token_ids, *group.samples[0].token_ids])[None]
-        with torch.no_grad():
-            own = model(tokens, output_router_logits=True).router_logits
-        differ = [
-            (theirs[:119].topk(2).indices.sort().values != mine[:119].topk(2).indices.sort().values).any(dim=-1)
-            for mine, theirs in zip(own, engines.values(), strict=True)
-        ]
-        gaps = shared.gaps([group])
-    share = torch.stack(differ).any(dim=0)
-    print(dtype, share.float().mean(), gaps.mean(), gaps.max(), gaps[share[39:].numpy()], len(gaps))
-    assert share.float().mean() <= most
+        for request in shared.requests(4, length=40):
+            settings = SamplingSettings(max_new_tokens=80, ignore_eos=True)
+            (group,) = shared.generate([replace(request, num_samples=1)], settings)
+            engines = ray.get(shared.actor.routing.remote())
+            tokens = torch.tensor([*request.prompt_token_ids, *group.samples[0].token_ids])[None, :-1]
+            with torch.no_grad():
+                own = model(tokens, output_router_logits=True).router_logits
+            chosen = [
+                [logits[: tokens.shape[1]].topk(2).indices.sort().values for logits in layers]
+                for layers in (own, engines.values())
+            ]
+            different = [(mine != theirs).any(dim=-1) for mine, theirs in zip(*chosen, strict=True)]
+            others.append(torch.stack(different).any(dim=0)[39:])
+            gaps.append(torch.from_numpy(shared.gaps([group])))
+    other, gap_of = torch.cat(others), torch.cat(gaps)
+    assert other.float().mean() <= most
+    assert gap_of.mean() <= gap
+    assert gap_of[other].sum() <= 0.5 * gap_of.sum()
 
 
 @pytest.mark.long("an engine of its own; the parts of a worker: tests/unit/weights/test_layout.py")

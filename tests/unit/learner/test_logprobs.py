@@ -15,6 +15,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.tiny_families import FAMILIES, save_family
 from support.tiny_policy import (
     VOCABULARY,
@@ -34,8 +35,9 @@ from transformers import AttentionInterface, Qwen2ForCausalLM
 from gxpo_trainer.algo.batch import supervised_batch
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, supervised_loss
 from gxpo_trainer.algo.packing import Layout, pack
-from gxpo_trainer.config import ModelConfig, RunConfig
+from gxpo_trainer.config import LearnerConfig, LoraConfig, ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.learner.checkpoint import write_policy
 from gxpo_trainer.learner.logprobs import (
     PolicyModule,
     TokenScorer,
@@ -308,6 +310,8 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
     config = ModelConfig(path=str(save_family(tmp_path / family, family, **settings)))
     architectures.check_architecture(config_json(config), RunConfig(model=config))
     model = load_policy(config, precision="fp32").double()
+    if family == architectures.WITH_EXPERTS:
+        model.set_experts_implementation("eager")  # the default's matrix product has no float64
     policy = PolicyModule(model)
     # Prompts are shared by an explicit mask, which would replace a window.
     shares = can_share_prompts("sdpa", layer_types(model.config))
@@ -323,6 +327,21 @@ def test_a_family_that_trains_has_transformers_own_log_probabilities(family: str
             (micro, *_) = pack(batch, token_budget=70, layout="shared", aggregation="token_mean", pad_id=0)
             with pytest.raises(ValueError, match="needs full attention"):
                 policy(micro, 1.0, False)
+
+
+@pytest.mark.parametrize("family", TRAINED)
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_policy_is_written_as_its_family_is_published(family: str, lora: bool, tmp_path: Path) -> None:
+    """Tensors of transformers' own file: in memory the experts of a layer are one, in checkpoints they are not."""
+    folder = save_family(tmp_path / family, family)
+    learner = LearnerConfig(lora=LoraConfig(rank=2, target_modules=("o_proj",)) if lora else None)
+    config = RunConfig(model=ModelConfig(path=str(folder)), learner=learner)
+    model = load_policy(config.model, lora=learner.lora, precision="fp32")
+    write_policy(model, config, tmp_path / "written", rank=0)
+    written, published = (load_file(path / "model.safetensors") for path in (tmp_path / "written", folder))
+    assert written.keys() == published.keys()
+    for name, tensor in published.items():
+        assert torch.equal(written[name], tensor), name
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAINED])

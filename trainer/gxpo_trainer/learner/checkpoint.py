@@ -25,6 +25,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import CheckpointError
@@ -201,6 +202,9 @@ def write_policy(model: Any, config: RunConfig, folder: Path, *, rank: int) -> N
     if rank:
         return
     folder.mkdir(parents=True)
+    # In memory the experts of a layer are one tensor, in published checkpoints and for vLLM each has its own.
+    weights = revert_weight_conversion(model.get_base_model() if adapted else model, weights)
+    weights = {name: weight.contiguous() for name, weight in weights.items()}
     # One file whatever the size: a run's policy is read back by the sampler, which maps it.
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     model_config = copy.deepcopy(model.config)
