@@ -91,7 +91,7 @@ async def test_the_documented_agent_calculates(
         assert last == Reply(Turn(done=True))
 
 
-async def test_an_episode_finds_the_client_loaded(
+async def test_an_episode_finds_all_loaded_that_its_first_request_needs(
     started: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = """
@@ -101,13 +101,14 @@ async def test_an_episode_finds_the_client_loaded(
         def play(problem):
             before = set(sys.modules)
             completions = OpenAI().chat.completions
-            more = sorted(name for name in {*sys.modules} - before if name.startswith(("openai.", "httpx.")))
-            completions.create(model="policy", messages=[{"role": "user", "content": f"loads {more}"}])
+            completions.create(model="policy", messages=[{"role": "user", "content": "first"}])
+            text = f"loads {sorted({*sys.modules} - before)}"
+            completions.create(model="policy", messages=[{"role": "user", "content": text}])
     """
     (tmp_path / "with_client.py").write_text(textwrap.dedent(agent), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    first, last = await play(AgentConfig(function="with_client:play"))
-    assert first == Reply(ChatRequest(message("loads []")))
+    *_, asked, last = await play(AgentConfig(function="with_client:play"))
+    assert asked == Reply(ChatRequest(message("loads []")))
     assert last == Reply(Turn(done=True))
 
 

@@ -30,6 +30,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -38,6 +39,7 @@ from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
+from urllib.request import build_opener
 
 from gxpo_trainer.environments.contract import (
     MAX_MESSAGE,
@@ -138,6 +140,33 @@ def _post(address: str, given: Mapping[str, Any]) -> None:
     if not 200 <= response.status < 300:
         raise RuntimeError(f"{address} answers {response.status} {response.reason}")
     response.read()
+
+
+def _ask_once(client: Any) -> None:
+    """A request by Python's own client, and one by OpenAI's if it is given; a thread here answers."""
+    body = b'{"id": "", "object": "chat.completion", "created": 0, "model": "", "choices": []}'
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(MAX_MESSAGE)
+            connection.sendall(head.encode() + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        asking: list[Callable[[], Any]] = [lambda: json.load(build_opener().open(address, b"{}", timeout=5))]
+        if client is not None:
+            new = partial(client.OpenAI, base_url=address, api_key="-", timeout=5, max_retries=0)
+            asking.append(lambda: new().chat.completions.create(model="", messages=[]))
+        for ask in asking:
+            thread = threading.Thread(target=answer, args=(server,))
+            thread.start()
+            try:
+                ask()
+            finally:  # no thread is left when the first episode is forked
+                thread.join()
 
 
 def redirect_to_null(*descriptors: int) -> None:
@@ -286,10 +315,10 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         control.send(json.dumps({"refused": str(error)[: MAX_MESSAGE // 8]}).encode())
         return error.exit_code
-    if (client := sys.modules.get("openai")) is not None:
-        # It loads most of itself at its first use: in each episode's process that would take a quarter of a second.
-        with contextlib.suppress(Exception):  # another version, or another module of this name
-            _ = client.OpenAI(api_key="-").chat.completions
+    if settings["name"] == AGENT:
+        # A first request loads parts of its client, which each episode's process would do anew: 370 ms with OpenAI's.
+        with contextlib.suppress(Exception):  # a machine without loopback, another version of the client
+            _ask_once(sys.modules.get("openai"))
     prctl(PR_SET_PDEATHSIG, 0)  # the end of the input is noticed, and the episodes are killed first
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     gc.freeze()
