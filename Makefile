@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test test-all check types bench gpu-check fuzz mutants lock lock-gpu docs screenshots compose-test
+.PHONY: help setup demo up test test-all check types bench gpu-check gpu-dry fuzz mutants lock lock-gpu docs screenshots compose-test
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,7 +52,7 @@ check: setup  ## ruff, mypy (strict), import-linter, and a strict build of the d
 	$(PYTHON) -m docs_build build
 
 types: setup  ## mypy, strict
-	$(VENV)/bin/mypy trainer/gxpo_trainer services/gxpo_services dashboard/gxpo_dashboard client/gxpo client/gxpo_client benchmarks docs_build tools
+	$(VENV)/bin/mypy trainer/gxpo_trainer services/gxpo_services dashboard/gxpo_dashboard client/gxpo client/gxpo_client benchmarks docs_build tools tests/gpu
 
 bench: setup  ## measure against named peers; prints and saves JSON
 	$(PYTHON) -m benchmarks
@@ -75,6 +75,10 @@ docs: setup  ## write the generated pages, build the site strictly into build/si
 
 lock: setup  ## pin what is installed now into requirements/cpu.txt and dev.txt
 	$(PYTHON) requirements/lock.py
+
+gpu-dry:  ## GPU code on a machine without a GPU: kernels compiled for sm_90, passes without data (9 GB in build/gpu-dry)
+	$(MAKE) --no-print-directory setup DEVICE=gpu VENV=build/gpu-dry
+	OMP_NUM_THREADS=1 build/gpu-dry/bin/python -m pytest -n 0 tests/gpu/test_dry.py
 
 lock-gpu: setup  ## resolve requirements/gpu.txt from package metadata, without a GPU: one list for Python 3.11 and 3.12
 	grep '^#' requirements/gpu.txt >requirements/gpu.head && grep -vE '^(#|torch|vllm)' requirements/cpu.txt >requirements/gpu.new

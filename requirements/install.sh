@@ -88,5 +88,10 @@ if ! with_uv "${lists[@]}"; then
         with_uv "${lists[@]}" || give_up
     fi
 fi
+# A folder of wheels may have the build for CPUs, whose version counts as newer than the one without a suffix.
+if [ "$device" = gpu ] && grep -q '^torch==.*+cpu' <<<"$("${pip[@]}" freeze)"; then
+    echo "setup: a configured place has $torch+cpu; fetching the build with CUDA"
+    with_uv --reinstall "${torch/==/===}" || with_uv --reinstall --torch-backend="$backend" "$torch" || give_up
+fi
 [ "$part" = packages ] || "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable .
 echo "setup: done"

@@ -14,13 +14,13 @@ from gxpo_trainer.rules.predictors import Plan, extrapolate_by_ratio, extrapolat
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")]
 
 
-def shards(device):
+def shards(device: str) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(100_003, generator=generator).to(device) for _ in range(4)]
 
 
 @pytest.mark.parametrize("k", [2, 3, 5, 10])
-def test_the_compiled_pass_equals_the_plain_one(k):
+def test_the_compiled_pass_equals_the_plain_one(k: int) -> None:
     plan = Plan.of(GxpoRule(k=k), 1e-8, trial=False)
     theta, *others = shards("cpu")
     expected = theta.clone()
@@ -31,7 +31,7 @@ def test_the_compiled_pass_equals_the_plain_one(k):
     assert torch.allclose(compiled.cpu(), sums, rtol=1e-5)
 
 
-def test_the_compiled_replay_equals_the_plain_one():
+def test_the_compiled_replay_equals_the_plain_one() -> None:
     plan, recurrence = Plan.of(GxpoRule(k=5), 1e-8, trial=False), AdamWRecurrence(1e-3, 0.9, 0.999, 1e-8, 0.01)
     theta, theta0, g0, g1 = shards("cpu")
     moments = [g0.clone(), g1.square()]
@@ -43,7 +43,7 @@ def test_the_compiled_replay_equals_the_plain_one():
     assert torch.allclose(live.cpu(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_step_on_the_gpu_equals_the_step_on_the_cpu():
+def test_a_step_on_the_gpu_equals_the_step_on_the_cpu() -> None:
     start, curvature = torch.randn(1000, dtype=torch.float64), torch.rand(1000, dtype=torch.float64)
     settings = GxpoRule(k=5, gate=GateConfig(mode="never"))
     left = ToyLearner(start, quadratic(curvature), lr=0.5)

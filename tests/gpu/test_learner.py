@@ -95,7 +95,7 @@ def test_parking_frees_the_device_and_returns_every_bit(stage: int) -> None:
 def test_rows_are_packed_by_default_where_a_kernel_takes_their_boundaries() -> None:
     made = learner(2, {"name": "grpo"})
     kernels = installed_kernels("gpu")
-    expected = "flash_attention_2" if kernels.flash_attention_2 else "varlen" if kernels.varlen else None
+    expected = next((name for name in ("flash_attention_2", "varlen") if name in kernels), None)
     assert made.attention == (f"{expected} over packed rows" if expected else "sdpa over padded rows")
     made.close()
 
@@ -105,7 +105,7 @@ def test_rows_are_packed_by_default_where_a_kernel_takes_their_boundaries() -> N
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_variable_length_attention_has_padded_rows_gradient(attention: str, layout: str, checkpointing: bool) -> None:
     kernels = installed_kernels("gpu")
-    if not getattr(kernels, attention):
+    if attention not in kernels:
         pytest.skip(f"{attention} cannot run here: {kernels}")
     norms, gradients = [], []
     for chosen, rows in ((attention, layout), ("sdpa", "padded")):
@@ -164,6 +164,6 @@ def test_a_bucket_in_expandable_segments_reaches_another_process() -> None:
     ) as process:
         assert process.stdout is not None
         handle = pickle.loads(process.stdout.read())  # noqa: S301  # of our own process
-        received = reductions.rebuild_cuda_tensor(*handle)
+        received = reductions.rebuild_cuda_tensor(*handle)  # type: ignore[no-untyped-call]
         assert int(received.sum(dtype=torch.int64)) == 2**21 * (2**22 - 1)
         process.communicate()

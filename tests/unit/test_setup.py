@@ -25,34 +25,65 @@ esac
 """In place of uv: what it is asked for, and that the configured index lacks torch until PyTorch's own was asked."""
 
 
-@pytest.mark.long("makes an environment")
-def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(tmp_path: Path) -> None:
+CPU_BUILD_FIRST = """#!/bin/sh
+echo "$*" >>"$CALLS"
+case "$*" in *===*) wanted=torch===2.13.0 ;; *) wanted=torch==2.13.0 ;; esac
+exec "$(dirname "$0")/python" -m pip install --quiet --no-deps --force-reinstall "$wanted"
+"""
+"""In place of uv, where there are two builds of torch: pip, which takes the higher version as uv does."""
+
+
+def save_wheel(folder: Path, name: str, version: str, **scripts: str) -> None:
+    info = f"{name}-{version}.dist-info"
     files = {
-        "uv-0.13.8.dist-info/METADATA": "Metadata-Version: 2.1\nName: uv\nVersion: 0.13.8\n",
-        "uv-0.13.8.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "uv-0.13.8.data/scripts/uv": UV,
-        "uv-0.13.8.dist-info/RECORD": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **{f"{name}-{version}.data/scripts/{script}": text for script, text in scripts.items()},
+        f"{info}/RECORD": "",
     }
-    with zipfile.ZipFile(tmp_path / "uv-0.13.8-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in files.items():
             entry = zipfile.ZipInfo(path)
             entry.external_attr = 0o100755 << 16  # a regular file: pip keeps its mode
             wheel.writestr(entry, text)
+
+
+def install(tmp_path: Path, device: str) -> tuple[str, list[str]]:
+    """What the script prints with only the wheels of a folder, and what it asks of uv."""
     (tmp_path / "requirements").mkdir()
     shutil.copy(INSTALL, tmp_path / "requirements")
-    (tmp_path / "requirements/cpu.txt").write_text("sample==1.0\ntorch==2.13.0+cpu\n")
+    torch = "torch==2.13.0+cpu" if device == "cpu" else "torch==2.13.0"
+    (tmp_path / f"requirements/{device}.txt").write_text(f"sample==1.0\n{torch}\n")
     own = {key: value for key, value in os.environ.items() if not key.upper().startswith(("PIP_", "UV_"))}
     links = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
-    command = ["bash", "requirements/install.sh", str(tmp_path / "venv"), "cpu", "packages"]
+    command = ["bash", "requirements/install.sh", str(tmp_path / "venv"), device, "packages"]
     environment = own | links | {"CALLS": str(tmp_path / "calls")}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "has no torch==2.13.0+cpu; fetching it from PyTorch's own (--torch-backend=cpu)" in ended.stdout
-    lists, torch, again = (tmp_path / "calls").read_text().splitlines()
+    return ended.stdout, (tmp_path / "calls").read_text().splitlines()
+
+
+@pytest.mark.long("makes an environment")
+def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(tmp_path: Path) -> None:
+    save_wheel(tmp_path, "uv", "0.13.8", uv=UV)
+    printed, (lists, torch, again) = install(tmp_path, "cpu")
+    assert "has no torch==2.13.0+cpu; fetching it from PyTorch's own (--torch-backend=cpu)" in printed
     assert lists == again
     assert f"--find-links {tmp_path} " in lists
     assert lists.endswith(" -r requirements/cpu.txt")
     assert torch.endswith(" --torch-backend=cpu torch==2.13.0+cpu")
+
+
+@pytest.mark.long("makes an environment")
+def test_a_build_for_cpus_is_not_taken_for_a_gpu(tmp_path: Path) -> None:
+    save_wheel(tmp_path, "uv", "0.13.8", uv=CPU_BUILD_FIRST)
+    for version in ("2.13.0", "2.13.0+cpu"):
+        save_wheel(tmp_path, "torch", version)
+    printed, (_, torch) = install(tmp_path, "gpu")
+    assert "has torch==2.13.0+cpu; fetching the build with CUDA" in printed
+    assert torch.endswith(" --reinstall torch===2.13.0")
+    frozen = [str(tmp_path / "venv/bin/python"), "-m", "pip", "freeze"]
+    assert "torch==2.13.0\n" in subprocess.run(frozen, capture_output=True, text=True, check=True).stdout
 
 
 UNAME = '#!/bin/sh\n[ "$1" = -s ] && echo {} || echo {}\n'
