@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -110,6 +111,31 @@ def double_adapter(worker: Any) -> None:
     for module in worker.model_runner.get_model().modules():
         for stacked in getattr(module, "lora_b_stacked", ()):
             stacked.mul_(2)
+
+
+class AsynchronousSamplerActor(BreakableSamplerActor):
+    """Its engine schedules a step before it has the last one's tokens, as on GPUs; vLLM turns that off on CPUs."""
+
+    def __init__(self, *arguments: Any) -> None:
+        from vllm.platforms.cpu import CpuPlatform
+
+        check: Any = CpuPlatform.check_and_update_config
+
+        def kept(config: Any) -> None:
+            check(config)
+            config.scheduler_config.async_scheduling = True
+
+        CpuPlatform.check_and_update_config = staticmethod(kept)  # type: ignore[method-assign, assignment]
+        super().__init__(*arguments)
+
+    @ray.method(concurrency_group="intake")
+    def tokens_so_far(self) -> int:
+        """Of the requests that are running."""
+        return sum(len(response.token_ids) for response in [*self._driver.running.values()])
+
+    def waiting_batches(self) -> int:
+        """Steps that are scheduled and whose tokens have not come."""
+        return len(self._llm.llm_engine.engine_core.engine_core.batch_queue)
 
 
 def break_worker(worker: Any, fault: str, swap: tuple[str, str], rank: int) -> None:
@@ -227,13 +253,14 @@ class Pair:
             for _, tensor in self.weights():
                 tensor.add_(torch.randn_like(tensor) * size)
 
-    def sync(self, capacity: int = WEIGHT_BUCKET_BYTES) -> SyncReport:
-        """Publish the model's weights and load them, bucket by bucket."""
+    def sync(self, capacity: int = WEIGHT_BUCKET_BYTES, stream_id: int | None = None) -> SyncReport:
+        """Publish the model's weights and load them, bucket by bucket. stream_id: of a stream that goes on."""
         self.version += 1
         packer, index = BucketPacker(self.weights(), capacity=capacity), 0
         while not packer.empty:
             bucket = self.publisher.publish(packer, self.version, index)
-            report: SyncReport = ray.get(self.actor.receive.remote(bucket))
+            receive = self.actor.receive.options(concurrency_group="weights") if stream_id else self.actor.receive
+            report: SyncReport = ray.get(receive.remote(bucket, stream_id=stream_id))
             index += 1
         return report
 
@@ -268,14 +295,20 @@ class Pair:
 
 
 @contextmanager
-def started(folder: Path, model: Any, weights: Callable[[], Weights] | None = None, **parts: Any) -> Iterator[Pair]:
+def started(
+    folder: Path,
+    model: Any,
+    weights: Callable[[], Weights] | None = None,
+    kind: type[SamplerActor] = BreakableSamplerActor,
+    **parts: Any,
+) -> Iterator[Pair]:
     """An engine on the folder that has not been synced yet. weights: None for the model's own."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     torch.set_num_threads(1)
     config = RunConfig.model_validate({"model": {"max_length": 128}, "rollout": {"max_num_seqs": 64}, **parts})
     chosen = SamplerSettings(config, str(folder))
     options = {"num_cpus": 0.5, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
-    actor = remote_sampler(BreakableSamplerActor).options(**options).remote(chosen)
+    actor = remote_sampler(kind).options(**options).remote(chosen)
     pair = Pair(folder, model, weights or model.named_parameters, actor)
     try:
         # The folder's weights may be older than the learner's: only a sync makes an engine answer.
@@ -408,6 +441,47 @@ def test_a_sync_brings_back_all_that_a_sleeping_engine_has_lost(tmp_path: Path, 
         ray.get(shared.actor.wake.remote("weights"))
         with pytest.raises(WeightSyncMismatch, match="the learner published checksum"):
             ray.get(shared.actor.verify_checkpoint.remote(str(folder)))
+
+
+@pytest.mark.long("an engine of its own")
+def test_late_tokens_of_an_engine_that_schedules_ahead_reach_no_other_version(tmp_path: Path) -> None:
+    """It is updated while it samples, and put to sleep with a step under way."""
+    policy = save_policy(tmp_path, tied=True)
+    with started(tmp_path, policy, kind=AsynchronousSamplerActor) as ahead:
+        ahead.sync()
+        models = {1: copy.deepcopy(policy)}
+        stream = ahead.actor.stream.options(num_returns="streaming").remote(7, replace(SAMPLING, max_new_tokens=60), 1)
+        ahead.actor.submit.remote(7, list(enumerate(ahead.requests(16, length=20))))
+        for version in (2, 3):
+            while ray.get(ahead.actor.tokens_so_far.remote()) < 200 * (version - 1):
+                pass
+            ahead.change(0.1)
+            ahead.sync(stream_id=7)
+            models[version] = copy.deepcopy(policy)
+        ahead.actor.submit.remote(7, [], True)
+        samples = [
+            (group.prompt_token_ids, sample)
+            for item in stream
+            for _, group in ray.get(item).groups
+            for sample in group.samples
+        ]
+        assert len(samples) == sum(2 + index % 3 for index in range(16))
+        assert {version for _, sample in samples for version, _ in sample.versions} == {1, 2, 3}
+        for prompt, sample in samples:
+            begin = 0
+            for version, count in sample.versions:
+                expected = token_logprobs(models[version], prompt, sample.token_ids)[begin : begin + count]
+                assert np.abs(expected - sample.logprobs[begin : begin + count]).max() <= 1e-4
+                begin += count
+            assert begin == len(sample.token_ids)
+
+        ray.get(ahead.actor.emulate_sleep.remote())
+        assert ray.get(ahead.actor.waiting_batches.remote())
+        ray.get(ahead.actor.sleep.remote(discard_weights=True))
+        ray.get(ahead.actor.wake.remote("weights"))
+        ahead.sync()
+        ray.get(ahead.actor.wake.remote("kv_cache"))
+        assert ahead.gaps().max() <= 1e-4
 
 
 @pytest.mark.long("an engine of its own")
