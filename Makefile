@@ -79,6 +79,7 @@ lock: setup  ## pin what is installed now into requirements/cpu.txt and dev.txt
 gpu-dry:  ## GPU code on a machine without a GPU: kernels compiled for sm_90, passes without data (9 GB in build/gpu-dry)
 	$(MAKE) --no-print-directory setup DEVICE=gpu VENV=build/gpu-dry
 	OMP_NUM_THREADS=1 build/gpu-dry/bin/python -m pytest -n 0 tests/gpu/test_dry.py
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 build/gpu-dry/bin/python -m pytest -n 0 tests/gpu/test_kernels.py
 
 lock-gpu: setup  ## resolve requirements/gpu.txt from package metadata, without a GPU: one list for Python 3.11 and 3.12
 	grep '^#' requirements/gpu.txt >requirements/gpu.head && grep -vE '^(#|torch|vllm)' requirements/cpu.txt >requirements/gpu.new

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import Figure, median, ratio, save
+from benchmarks.measure import Figure, median, ratio, save, single
 from benchmarks.policies import LARGE_SHAPE, one_and_a_half_billion
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 from gxpo_trainer.config import GxpoRule, RunConfig
@@ -71,15 +71,26 @@ def extrapolation() -> list[Figure]:
 def grpo_pass() -> list[Figure]:
     """Forward and backward pass in bf16, in products of the model a second over the chip's peak.
 
-    Rows are packed where a kernel takes their boundaries; the figure's name says which.
+    With the layers' eager kernels first, because Liger replaces the classes. Rows are packed where a kernel takes their
+    boundaries; the figure's name says which.
     """
     peak = bf16_peak(torch.cuda.get_device_name())
+    work = batch(SEQUENCES, PROMPT, RESPONSE, LARGE_SHAPE.vocabulary)
+    figures, taken = [], []
     with tempfile.TemporaryDirectory() as folder:
-        learner = learner_of(one_and_a_half_billion(Path(folder), "cuda"), "gpu", PROMPT + RESPONSE, TOKEN_BUDGET)
-        work = batch(SEQUENCES, PROMPT, RESPONSE, LARGE_SHAPE.vocabulary)
-        seconds = pass_seconds(learner, work, torch.cuda.synchronize)
-        learner.close()
-    figures = [median(f"GRPO pass, 1.5 B in bf16, {learner.attention}", seconds, "s")]
+        policy = one_and_a_half_billion(Path(folder), "cuda")
+        for kernels in ("eager", "auto"):
+            torch.cuda.reset_peak_memory_stats()
+            learner = learner_of(policy, "gpu", PROMPT + RESPONSE, TOKEN_BUDGET, kernels)
+            seconds = pass_seconds(learner, work, torch.cuda.synchronize)
+            learner.close()
+            taken.append(seconds)
+            name = f"GRPO pass, 1.5 B in bf16, {learner.attention}"
+            figures.append(median(name, seconds, "s"))
+            figures.append(single(f"{name}: peak memory in GiB", torch.cuda.max_memory_allocated() / 2**30))
+            del learner
+            gc.collect()
+    figures.append(ratio("GRPO pass, kernels of auto / eager", taken[1], taken[0]))
     if peak is None:
         print(f"gpu: the planner has no peak of {torch.cuda.get_device_name()}; no share of it is given")
         return figures
@@ -112,14 +123,17 @@ def parking() -> list[Figure]:
     ]
 
 
-def learner_of(policy: Path, device: str, max_length: int, token_budget: int) -> Any:
+def learner_of(policy: Path, device: str, max_length: int, token_budget: int, kernels: str = "auto") -> Any:
     """A learner of one rank for GRPO, in bf16 on a GPU."""
     from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 
     settings = {"rule": {"name": "grpo"}, "token_budget": token_budget}
     on_gpu = {"precision": "bf16", "zero_stage": 2} if device == "gpu" else {}
     config = RunConfig.model_validate(
-        {"model": {"path": str(policy), "max_length": max_length}, "learner": settings | on_gpu}
+        {
+            "model": {"path": str(policy), "max_length": max_length, "kernels": kernels},
+            "learner": settings | on_gpu,
+        }
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

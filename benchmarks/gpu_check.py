@@ -22,7 +22,10 @@ from xml.etree import ElementTree
 
 from benchmarks.measure import RESULTS
 
-TESTS = {"learner": ("tests/gpu/test_gpu.py", "tests/gpu/test_learner.py"), "engines": ("tests/gpu/test_engines.py",)}
+TESTS = {
+    "learner": ("tests/gpu/test_gpu.py", "tests/gpu/test_kernels.py", "tests/gpu/test_learner.py"),
+    "engines": ("tests/gpu/test_engines.py",),
+}
 TEST_S, FIGURES_S = 1800.0, 3600.0
 """Longest time of a test, in which kernels are compiled for the first time, and of the figures."""
 DISK_GIB, MEMORY_GIB = 20, 32

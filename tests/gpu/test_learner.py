@@ -19,7 +19,7 @@ from torch.multiprocessing import reductions
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.learner.models import load_policy
-from gxpo_trainer.learner.setup import installed_kernels
+from gxpo_trainer.learner.setup import choose_kernels, installed_kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")]
 RULES: list[dict[str, Any]] = [
@@ -96,7 +96,8 @@ def test_rows_are_packed_by_default_where_a_kernel_takes_their_boundaries() -> N
     made = learner(2, {"name": "grpo"})
     kernels = installed_kernels("gpu")
     expected = next((name for name in ("flash_attention_2", "varlen") if name in kernels), None)
-    assert made.attention == (f"{expected} over packed rows" if expected else "sdpa over padded rows")
+    rows = f"{expected} over packed rows" if expected else "sdpa over padded rows"
+    assert made.attention == f"{rows}, {choose_kernels(made.config, 'gpu')} kernels"
     made.close()
 
 

@@ -393,7 +393,7 @@ def bytes_of_loading(path: str, zero_stage: int) -> dict[str, int]:
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
-    model = load_partitioned(config, "sdpa", torch.device("cpu"))
+    model = load_partitioned(config, "sdpa", "cpu", torch.device("cpu"))
     done.set()
     sampler.join()
     peak = max(*most, private_bytes()) - before

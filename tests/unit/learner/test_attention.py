@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.learner import setup
 from gxpo_trainer.learner.setup import check_attention, choose_attention, choose_layout
 from gxpo_trainer.learner.shards import Parking
 
@@ -100,6 +102,28 @@ def test_sharing_prompts_is_refused_before_anything_starts(
 
 
 # Where a parked learner's memory lies on the host. That a learner continues bit for bit: test_learner_stages.py.
+
+
+def test_fused_kernels_are_for_gpus_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernels(device: Any, precision: str, family: str, setting: str = "auto") -> str:
+        monkeypatch.setattr(setup, "load_config", lambda model: SimpleNamespace(model_type=family))
+        run = RunConfig.model_validate(
+            {"model": {"kernels": setting}, "learner": {"precision": precision, "zero_stage": 2}}
+        )
+        return setup.choose_kernels(run, device)
+
+    assert kernels("cpu", "fp32", "qwen2") == "eager"
+    monkeypatch.setattr(setup, "find_spec", lambda name: None)
+    assert kernels("gpu", "bf16", "qwen2") == "eager"
+    monkeypatch.setattr(setup, "find_spec", lambda name: name)
+    assert kernels("gpu", "bf16", "qwen2") == kernels("gpu", "fp32", "phi3", "liger") == "liger"
+    assert kernels("gpu", "fp32", "qwen2") == kernels("gpu", "bf16", "qwen3_moe") == "eager"
+    assert kernels("gpu", "bf16", "qwen2", "eager") == "eager"
+    for device, family in (("cpu", "qwen2"), ("gpu", "qwen3_moe")):
+        with pytest.raises(
+            ConfigError, match=rf'needs a GPU.*this is {family} on a {device.upper()}; set it to "auto"'
+        ):
+            kernels(device, "bf16", family, "liger")
 
 
 def test_everything_is_parked_in_one_buffer_of_its_size_which_is_kept() -> None:

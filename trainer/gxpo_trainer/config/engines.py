@@ -73,6 +73,11 @@ class ModelConfig(Settings):
         description="Of the learner. varlen: torch's variable-length kernel. auto: sdpa; on GPUs in bf16 "
         "flash_attention_2 where it is installed, else varlen.",
     )
+    kernels: Literal["auto", "eager", "liger"] = Field(
+        "auto",
+        description="Of the learner's norms, rotary embeddings and gated MLPs. liger: Liger's, which fuse their "
+        "operations, on GPUs. auto: liger on GPUs in bf16 for the architectures that have them, else eager.",
+    )
     gradient_checkpointing: bool | Literal["auto"] = Field(
         "auto",
         description="Recompute activations in the backward pass. auto: on a GPU where they do not fit, by the planner; "

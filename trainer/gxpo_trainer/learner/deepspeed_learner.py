@@ -122,11 +122,11 @@ class DeepSpeedLearner:
         kernels = setup.installed_kernels(device)
         attention = setup.choose_attention(config, device, kernels, layer_types(load_config(config.model)))
         # The adapter's initial weights are drawn at the end of loading.
-        self.model: Any = setup.load_partitioned(config, attention, self.device)
+        self.model: Any = setup.load_partitioned(config, attention, device, self.device)
         """The transformers model, or PEFT's around it."""
         self._engine, optimizer = setup.open_engine(self.model, config, device)
         self._packing = setup.choose_layout(config, device, attention, layer_types(self.model.config))
-        self.attention = f"{attention} over {self._packing} rows"
+        self.attention = f"{attention} over {self._packing} rows, {setup.choose_kernels(config, device)} kernels"
         self._pad_id = _pad_id(self.model.config)
         self._teaches = config.teacher is not None
         self._with_reference = self._teaches or settings.loss.kl_beta > 0

@@ -177,6 +177,11 @@ def load_policy(
             f"model.path = {config.path!r} lacks the weight {min(report['missing_keys'])} ("
             f"{len(report['missing_keys'])} missing in total); use a complete checkpoint of a causal language model"
         )
+    if config.kernels == "liger":
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+        # The head and its loss stay ours.
+        _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
     if config.recomputes_activations(sum(logprobs.whole_shape(parameter).numel() for parameter in model.parameters())):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None:

@@ -16,6 +16,7 @@ import socket
 import warnings
 from collections.abc import Iterable
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,7 @@ from gxpo_trainer.learner.logprobs import (
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
 from gxpo_trainer.learner.shards import host_buffer, offsets, partitions, silence_memory_reports, skip_compiled_ops
+from gxpo_trainer.planner.architectures import FUSED_KERNELS
 from gxpo_trainer.weights.transports import open_store
 
 Device = Literal["cpu", "gpu"]
@@ -78,12 +80,16 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
     deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False)
 
 
-def load_partitioned(config: RunConfig, attention: str, device: torch.device) -> Any:
-    """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective; raises as load_policy."""
-    settings, chosen = config.learner, config.model.model_copy(update={"attention": attention})
+def load_partitioned(config: RunConfig, attention: str, device: Device, where: torch.device) -> Any:
+    """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective; raises as load_policy.
+
+    device: where it computes. where: its weights are loaded there, but at stage 3.
+    """
+    settings, kernels = config.learner, choose_kernels(config, device)
+    chosen = config.model.model_copy(update={"attention": attention, "kernels": kernels})
     if settings.zero_stage < 3:
-        where = device if device.type == "cuda" else None
-        return load_policy(chosen, precision=settings.precision, lora=settings.lora, device=where)
+        there = where if where.type == "cuda" else None
+        return load_policy(chosen, precision=settings.precision, lora=settings.lora, device=there)
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
     # While this exists transformers builds models under `deepspeed.zero.Init`; it keeps a weak reference only.
@@ -169,7 +175,7 @@ class Reference:
 
     def __init__(self, config: RunConfig, attention: str, device: Device, where: torch.device) -> None:
         partitioned = config.learner.zero_stage == 3
-        model = load_partitioned(config, attention, where if partitioned else torch.device("cpu"))
+        model = load_partitioned(config, attention, device, where if partitioned else torch.device("cpu"))
         policy = PolicyModule(model.requires_grad_(False))
         parameters = list(policy.parameters())
         self._engine = _initialize(policy, None, config, parameters, device) if partitioned else None
@@ -230,6 +236,7 @@ def check_attention(config: RunConfig, device: Device) -> None:
     layers = layer_types(load_config(config.model))
     attention = choose_attention(config, device, frozenset(VARIABLE_LENGTH), layers)
     choose_layout(config, device, attention, layers)
+    choose_kernels(config, device)
 
 
 def choose_attention(config: RunConfig, device: Device, kernels: frozenset[str], layers: frozenset[str]) -> str:
@@ -270,6 +277,20 @@ def choose_attention(config: RunConfig, device: Device, kernels: frozenset[str],
             f'each micro-batch; {fix}, or set learner.packing = "padded" or "auto"'
         )
     return chosen
+
+
+def choose_kernels(config: RunConfig, device: Device) -> Literal["eager", "liger"]:
+    """What `model.kernels = "auto"` means. Raises ConfigError for kernels that do not exist for the model or device."""
+    family = str(getattr(load_config(config.model), "model_type", ""))
+    exist = device == "gpu" and family in FUSED_KERNELS and find_spec("liger_kernel") is not None
+    if config.model.kernels == "auto":
+        return "liger" if exist and config.learner.precision == "bf16" else "eager"
+    if config.model.kernels == "liger" and not exist:
+        raise ConfigError(
+            'model.kernels = "liger" needs a GPU, the package liger-kernel of the GPU list, and one of '
+            f'{", ".join(sorted(FUSED_KERNELS))}; this is {family} on a {device.upper()}; set it to "auto"'
+        )
+    return config.model.kernels
 
 
 def choose_layout(config: RunConfig, device: Device, attention: str, layers: frozenset[str]) -> Layout:

@@ -35,6 +35,8 @@ FAMILIES: dict[str, str] = {
     "t5": "is an encoder-decoder",
 }
 """`model_type` → TRAINS, or why it does not. An adapter alone is compared where the policy is trained by LoRA."""
+FUSED_KERNELS = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma3_text", "phi3"})
+"""Families whose layers have Liger's kernels."""
 HEAD_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Settings of a model whose logits are no plain linear map of its hidden states, unless they are 1 or absent."""
 _SUPPORTED = "use a decoder-only model, such as " + ", ".join(name for name, w in FAMILIES.items() if w == TRAINS)
