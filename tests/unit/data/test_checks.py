@@ -73,6 +73,7 @@ FAULTS: dict[str, Settings] = {
     "has experts (num_experts = 4)": {"model": {"path": "experts"}},
     "is quantized": {"model": {"path": "quantized"}},
     "model.path = './nope': the folder does not exist": {"model": {"path": "./nope"}},
+    "model.path = 'my-modle': the folder does not exist": {"model": {"path": "my-modle"}},
     "placement.tensor_parallel = 3 does not divide the 4 attention heads": {"placement": {"tensor_parallel": 3}},
     "max_length = 4097 exceeds the 4096 positions of 'starter'; set": {"model": {"max_length": 4097}},
     "data.source: cannot be read (": {"data": {"source": f"/{'x' * 300}.jsonl"}},

@@ -18,7 +18,8 @@ from gxpo_trainer.config import ModelConfig, RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+"""Of a model that somebody uploaded; one without an owner is a folder that does not exist, and no hub is asked."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
 
