@@ -66,6 +66,11 @@ mutants: setup  ## a mutation round over the pure modules, outside the suite (an
 gpu-check: setup  ## GPU tests and figures, and a page of what ran (PART=learner, engines or all)
 	$(PYTHON) -m benchmarks.gpu_check $(PART)
 
+gpu-dry:  ## GPU code on a machine without a GPU: kernels compiled for sm_90, passes without data (9 GB in build/gpu-dry)
+	$(MAKE) --no-print-directory setup DEVICE=gpu VENV=build/gpu-dry
+	OMP_NUM_THREADS=1 build/gpu-dry/bin/python -m pytest -n 0 tests/gpu/test_dry.py
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 build/gpu-dry/bin/python -m pytest -n 0 tests/gpu/test_kernels.py
+
 screenshots: setup  ## pictures of every view into docs/images; FROM="--ended FOLDER… --live FOLDER" for runs of a study
 	$(PYTHON) tests/browser/screenshots.py $(FROM)
 
@@ -75,11 +80,6 @@ docs: setup  ## write the generated pages, build the site strictly into build/si
 
 lock: setup  ## pin what is installed now into requirements/cpu.txt and dev.txt
 	$(PYTHON) requirements/lock.py
-
-gpu-dry:  ## GPU code on a machine without a GPU: kernels compiled for sm_90, passes without data (9 GB in build/gpu-dry)
-	$(MAKE) --no-print-directory setup DEVICE=gpu VENV=build/gpu-dry
-	OMP_NUM_THREADS=1 build/gpu-dry/bin/python -m pytest -n 0 tests/gpu/test_dry.py
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 build/gpu-dry/bin/python -m pytest -n 0 tests/gpu/test_kernels.py
 
 lock-gpu: setup  ## resolve requirements/gpu.txt from package metadata, without a GPU: one list for Python 3.11 and 3.12
 	grep '^#' requirements/gpu.txt >requirements/gpu.head && grep -vE '^(#|torch|vllm)' requirements/cpu.txt >requirements/gpu.new

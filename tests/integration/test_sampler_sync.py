@@ -128,6 +128,16 @@ class AsynchronousSamplerActor(BreakableSamplerActor):
         CpuPlatform.check_and_update_config = staticmethod(kept)  # type: ignore[method-assign, assignment]
         super().__init__(*arguments)
 
+    def hold(self, tokens: int) -> None:
+        """From now on the engine waits for version 2 when it has sampled so many tokens, and for 3 at twice as many."""
+        step = self._driver.step
+
+        def held() -> list[Any]:
+            version = self._driver.current_weights.version
+            return [] if version < 3 and self.tokens_so_far() >= version * tokens else step()
+
+        self._driver.step = held
+
     @ray.method(concurrency_group="intake")
     def tokens_so_far(self) -> int:
         """Of the requests that are running."""
@@ -450,6 +460,7 @@ def test_late_tokens_of_an_engine_that_schedules_ahead_reach_no_other_version(tm
     with started(tmp_path, policy, kind=AsynchronousSamplerActor) as ahead:
         ahead.sync()
         models = {1: copy.deepcopy(policy)}
+        ray.get(ahead.actor.hold.remote(200))
         stream = ahead.actor.stream.options(num_returns="streaming").remote(7, replace(SAMPLING, max_new_tokens=60), 1)
         ahead.actor.submit.remote(7, list(enumerate(ahead.requests(16, length=20))))
         for version in (2, 3):

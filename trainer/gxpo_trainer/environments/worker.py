@@ -316,7 +316,7 @@ def main(arguments: list[str]) -> int:
         control.send(json.dumps({"refused": str(error)[: MAX_MESSAGE // 8]}).encode())
         return error.exit_code
     if settings["name"] == AGENT:
-        # A first request loads parts of its client, which each episode's process would do anew: 370 ms with OpenAI's.
+        # A first request loads modules: here once and not in each episode (370 ms with OpenAI's client).
         with contextlib.suppress(Exception):  # a machine without loopback, another version of the client
             _ask_once(sys.modules.get("openai"))
     prctl(PR_SET_PDEATHSIG, 0)  # the end of the input is noticed, and the episodes are killed first
