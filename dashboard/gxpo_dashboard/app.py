@@ -42,7 +42,15 @@ def _set_up() -> None:
     gc.freeze()
 
 
-@st.dialog("Go to", width="medium")
+def _open_search() -> None:
+    st.session_state.update(searching=True, palette="")
+
+
+def _close_search() -> None:
+    st.session_state.pop("searching", None)
+
+
+@st.dialog("Go to", width="medium", on_dismiss=_close_search)
 def _search() -> None:
     """Search of runs, views, parts of the open run, and actions that are links."""
     if "opened" in st.session_state:
@@ -103,6 +111,7 @@ st.html(STYLE)
 # Without a token only the sign-in is shown.
 if visitor.enter():
     if opened := st.session_state.pop("opened", None):
+        _close_search()
         with visitor.guarded():
             if "ask" in opened:
                 actions.ask(opened["ask"], [visitor.client().run(opened["run"])])
@@ -110,9 +119,11 @@ if visitor.enter():
     me = st.session_state["me"]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         permalinks.bar({name: (title, icon) for name, (title, icon, _) in VIEWS.items()}, view)
-        if st.button("Search", icon=":material/search:", type="tertiary", key="nav-search", shortcut="Ctrl+K"):
-            # The page that the last search opened may still be drawn, and its words kept.
-            st.session_state["palette"] = ""
+        st.button(
+            "Search", icon=":material/search:", type="tertiary", key="nav-search", shortcut="Ctrl+K",
+            on_click=_open_search,
+        )  # fmt: skip
+        if "searching" in st.session_state:  # a page that changes while words are typed draws it again
             _search()
         with st.popover(plain(me["name"]), icon=":material/account_circle:", type="tertiary"):
             st.markdown(f"Signed in as **{plain(me['name'])}**, {plain(me['role'])}")

@@ -30,6 +30,19 @@ def test_a_baseline_that_does_not_exist_leaves_the_table(pages: Pages) -> None:
     assert [caption.value for caption in page.caption if "does not exist" in caption.value]
 
 
+def test_a_search_goes_on_through_a_run_of_the_page(pages: Pages) -> None:
+    """As when the page changes while words are typed: the run of the page takes the place of that of the search."""
+    pages.cancel(run := pages.submit("searched for"))
+    page = pages.open("runs")
+    labelled(page.button, "Search").click().run()
+    page.text_input(key="palette").set_value("searched").run()
+    matches = [button for button in page.button if str(button.key).startswith("palette-")]
+    assert [match.label for match in matches] == ["searched for · ■ cancelled"]
+    matches[0].click().run()
+    assert run in page.query_params["run"]
+    assert not [button for button in page.button if str(button.key).startswith("palette-")]
+
+
 def test_the_view_opens_while_the_service_does_not_answer(pages: Pages) -> None:
     page = pages.open("submit")
     pages.service.stop()
