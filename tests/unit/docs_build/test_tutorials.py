@@ -97,6 +97,7 @@ def test_the_run_file_of_the_page_is_valid_and_names_both_servers(tmp_path: Path
 
 
 def test_the_problems_of_the_sandboxs_page_have_tests_that_a_solution_passes(tmp_path: Path) -> None:
+    save_own_model(tmp_path / "my-model")
     Reader(tmp_path).follow("sandbox.md")
     config = load_run(tmp_path / "functions.toml")
     assert [(reward.label, reward.name) for reward in config.verifier.rewards] == [("tests", "http")]
