@@ -24,13 +24,17 @@ import torch
 from torch import Tensor
 
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, shard, with_scale
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.algo.packing import pack
+from gxpo_trainer.config import ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError, Diverged
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
+from gxpo_trainer.learner.logprobs import PolicyModule, can_share_prompts, layer_types
 from gxpo_trainer.learner.models import load_policy
 from gxpo_trainer.learner.rank import LearnerRank
+from gxpo_trainer.learner.sequence_parallel import NAME as ULYSSES, SequenceParallel
 from gxpo_trainer.learner.setup import join_process_group, load_partitioned
+from gxpo_trainer.planner.architectures import WITH_EXPERTS
 from gxpo_trainer.rules.contract import make_rule
 
 TOKEN_LIMIT = 16
@@ -62,6 +66,7 @@ def make_config(folder: str, **learner: Any) -> RunConfig:
     model = {"path": folder, "max_length": 64, "gradient_checkpointing": bool(body.pop("checkpointing", False))}
     rollout = {"max_new_tokens": TOKEN_LIMIT, "temperature": 0.8}
     config = {"model": model, "rollout": rollout, "learner": body, "seed": 3}
+    config["placement"] = {"learner_ranks": body.get("sequence_parallel", 1)}
     if teacher := body.pop("teacher", None):
         config |= {"teacher": {"path": str(Path(folder) / teacher)}, "rollout": {**rollout, "source": "teacher"}}
     return RunConfig.model_validate(config)
@@ -72,17 +77,21 @@ class Rank:
 
     def __init__(self, job: dict[str, Any], rank: int) -> None:
         self.job, self.rank, self.world_size = job, rank, int(job["world_size"])
-        self.share = shard(make_batch(), self.world_size)[rank]
         self.case = ""
         self.at_close = ExitStack()
 
     def learner(self, **settings: Any) -> Any:
         """A new learner with the batch; `main` closes it after the case."""
         config = make_config(settings.pop("folder", self.job["model"]), **settings)
+        self.share = self.share_of(make_batch(), config.learner.sequence_parallel)
         learner = DeepSpeedLearner(config, rank=self.rank, world_size=self.world_size, master_port=self.job["port"])
         self.at_close.callback(learner.close)
         learner.load_batches([self.share])
         return learner
+
+    def share_of(self, batch: StepBatch, parallel: int = 1) -> StepBatch:
+        """This rank's share, which `parallel` consecutive ranks have."""
+        return shard(batch, self.world_size // parallel)[self.rank // parallel]
 
     def saved(self, learner: Any, name: str) -> Path:
         """The folder into which all ranks have saved their state."""
@@ -125,7 +134,11 @@ def take_steps(learner: Any) -> dict[str, Any]:
 
 def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
     learner = run.learner(**settings)
+    widths: list[int] = []
+    embeddings = learner.model.get_input_embeddings()
+    embeddings.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[1]))
     out = take_steps(learner)
+    out["widest"] = max(widths)
     shapes = [p.shape for p in learner.parameters()]
     assert all(len(shape) == 1 for shape in shapes)
     for aligned in (learner.gradients(), *learner.optimizer_state().moments().values()):
@@ -318,7 +331,8 @@ def mini_batches(run: Rank, **settings: Any) -> dict[str, Any]:
 def no_grad(run: Rank, **settings: Any) -> dict[str, Any]:
     """Two steps on a batch in which some advantages are 0: what a pass backpropagates, and what it counts."""
     learner = run.learner(loss={"kl_beta": 0.0}, **settings)
-    learner.load_batches([shard(make_batch(without_gradient=True), run.world_size)[run.rank]])
+    parallel = learner.config.learner.sequence_parallel
+    learner.load_batches([run.share_of(make_batch(without_gradient=True), parallel)])
     loaded = learner._batches[0]
     moved = {float(a) for micro in loaded.grad for a in micro.advantages}
     out = take_steps(learner)
@@ -346,6 +360,42 @@ def not_finite(run: Rank, **settings: Any) -> None:
     again = learner.backward()
     assert [clean.finite, result.finite, again.finite] == [True, False, True]
     assert again.grad_norm == pytest.approx(clean.grad_norm, rel=1e-6)
+
+
+def family_columns(run: Rank, *, folders: dict[str, str]) -> None:
+    """Each family's log-probabilities, and the gradient of a weighted sum of them, in float64 and with columns that the
+    ranks share as without; windows are shorter than the sequences."""
+    join_process_group(rank=run.rank, world_size=run.world_size, master_address="127.0.0.1",
+                       master_port=run.job["port"], device="cpu")  # fmt: skip
+    parallel = SequenceParallel(run.world_size, "sdpa")
+    for family, folder in folders.items():
+        policies = []
+        for attention in ("sdpa", ULYSSES):
+            config = ModelConfig(path=folder).model_copy(update={"attention": attention})
+            model: Any = load_policy(config, precision="fp32").double()
+            if family == WITH_EXPERTS:
+                model.set_experts_implementation("eager")  # the default's matrix product has no float64
+            if attention == ULYSSES:
+                parallel.adapt(model)
+            policies.append(PolicyModule(model, parallel if attention == ULYSSES else None))
+        layouts = (
+            ("padded", "packed", "shared") if can_share_prompts("sdpa", layer_types(model.config)) else ("packed",)
+        )
+        for layout in layouts:
+            packed = pack(make_batch(), token_budget=70, layout=layout, aggregation="token_mean", pad_id=0,
+                          multiple=run.world_size)  # fmt: skip
+            for micro in packed:
+                plain, shared = (policy(micro, 0.8, True) for policy in policies)
+                torch.testing.assert_close(shared.logprobs, plain.logprobs, rtol=1e-10, atol=1e-10)
+                torch.testing.assert_close(shared.entropy, plain.entropy, rtol=1e-10, atol=1e-10)
+                for outputs in (plain, shared):
+                    (outputs.logprobs * torch.sin(micro.target_ids + 1.0)).sum().backward()
+        for (name, left), right in zip(policies[0].named_parameters(), policies[1].parameters(), strict=True):
+            assert left.grad is not None, name
+            gradient = torch.zeros_like(left) if right.grad is None else right.grad
+            torch.distributed.all_reduce(gradient)
+            # Norms compute in fp32, whatever the precision of the rest.
+            assert (gradient - left.grad).norm() <= 1e-6 * left.grad.norm(), f"{family}: {name}"
 
 
 def alive() -> dict[int, Tensor]:

@@ -20,11 +20,13 @@ import pytest
 import torch
 from learner_worker import VOCABULARY, make_batch, make_config
 from safetensors.torch import load_file, save_file
+from support.tiny_families import FAMILIES, save_family
 from support.tiny_policy import qwen2
 from torch import Tensor
 
 from gxpo_services.local.ray_head import free_port
 from gxpo_trainer.learner.models import load_policy
+from gxpo_trainer.planner import architectures
 
 pytestmark = pytest.mark.engine
 
@@ -202,6 +204,33 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {
+    "padded": ("two_steps", {"packing": "padded"}),
+    "shared": ("two_steps", {"packing": "shared", "token_budget": 4096}),
+    "packed": ("two_steps", {"packing": "packed", "token_budget": 40}),
+    "recomputed-lora": ("two_steps", {"lora": LORA, "checkpointing": True}),
+    "gspo": ("two_steps", {"loss": {"surrogate": "gspo", "kl_beta": 0.05}}),
+    "distilled": ("two_steps", {"teacher": "teacher", "loss": {"kl_beta": 0.0}}),
+    "no-grad": ("no_grad", {}),
+    "gxpo": ("rule_step", {"rule": GXPO, "packing": "packed", "token_budget": 40}),
+    "gxpo-lora": ("rule_step", {"rule": GXPO, "lora": LORA}),
+}
+"""Cases of ranks that are parallel over sequences, each against the same on one rank."""
+PARALLEL_CUTS = [(ranks, size) for ranks, size in ((2, 2), (4, 2), (4, 4))]
+"""Ranks, and how many of them share the columns of a row; the model has 4 query heads and 2 key heads."""
+
+
+def parallel_cases(ranks: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Cases by `kind-size-stage`: at stage 0, and on several ranks at stage 3."""
+    sizes = [size for world, size in PARALLEL_CUTS if world == ranks] or [1]
+    return {
+        f"{kind}-{size}-{stage}": (function, {**settings, "zero_stage": stage, "sequence_parallel": size})
+        for kind, (function, settings) in PARALLEL.items()
+        for size in sizes
+        for stage in (ENDS if size > 1 else (0,))
+    }
+
+
 Cut = tuple[int, int]
 """ZeRO stage and number of ranks."""
 
@@ -257,6 +286,8 @@ class Results:
         if (world, group) not in self._folders:
             short, cases = group == "short", {}
             pairs = [pair for pair in PAIRS if (pair in SHORT) == short]
+            if group == "parallel":
+                cases = parallel_cases(world)
             if group in ("short", "further"):
                 cases |= {name: job for name, job in learner_cases().items() if is_short(world, name) == short}
             if group in ("short", "saved"):
@@ -447,6 +478,42 @@ def test_a_rule_step_does_not_depend_on_stage_or_world_size(results: Results, wo
     assert relative_error(result["before"], result["after"], single["before"], single["after"]) <= 1e-3
     for name, value in single["metrics"].items():
         assert result["metrics"][name] == pytest.approx(value, rel=5e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("kind", PARALLEL)
+@pytest.mark.parametrize(
+    ("ranks", "size"), [pytest.param(*cut, marks=() if cut == (2, 2) else LONG) for cut in PARALLEL_CUTS]
+)
+def test_ranks_that_share_the_columns_of_rows_step_as_one_rank(
+    results: Results, ranks: int, size: int, kind: str
+) -> None:
+    single = results.load(1, f"{kind}-1-0", "parallel")
+    for stage in ENDS:
+        result = results.load(ranks, f"{kind}-{size}-{stage}", "parallel")
+        if kind.startswith("gxpo"):
+            assert relative_error(result["before"], result["after"], single["before"], single["after"]) <= ROUNDING
+            assert result["metrics"] == pytest.approx(single["metrics"], rel=1e-4, abs=1e-6)
+            continue
+        if ranks == size and kind != "no-grad":
+            assert result["widest"] == -(-single["widest"] // size), "columns that a rank computes"
+        assert result["losses"] == pytest.approx(single["losses"], rel=1e-5, abs=1e-7)
+        assert result["norms"] == pytest.approx(single["norms"], rel=1e-5)
+        assert result["gap"] == pytest.approx(single["gap"], rel=1e-5)
+        assert result["statistics"][1] == pytest.approx(single["statistics"][1], rel=1e-5, abs=1e-6)
+        for step in range(2):
+            after, expected = (of["weights"][step : step + 2] for of in (result, single))
+            assert relative_error(*after, *expected) <= ROUNDING
+
+
+def test_families_with_columns_on_two_ranks_have_the_log_probabilities_of_one(
+    model_folder: str, tmp_path: Path
+) -> None:
+    folders = {}
+    for family in (family for family in FAMILIES if architectures.FAMILIES.get(family) == architectures.TRAINS):
+        settings = {"sliding_window": 4} if family in ("mistral", "gemma3_text") else {}
+        folders[family] = str(save_family(tmp_path / family, family, **settings))
+    assert len(folders) == 7
+    run_ranks(2, model_folder, tmp_path, {"families": ("family_columns", {"folders": folders})})
 
 
 @on_ranks("case", ["unclipped-2"])

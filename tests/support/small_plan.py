@@ -34,6 +34,7 @@ EXACT = Assumptions(
 SETTINGS = {
     **dict.fromkeys(("learner_ranks", "samplers", "tensor_parallel", "colocate", "strategy"), "placement"),
     **dict.fromkeys(("zero_stage", "precision", "lora", "packing", "token_budget", "mini_batches", "rule"), "learner"),
+    "sequence_parallel": "learner",
     **dict.fromkeys(("optimizer", "loss"), "learner"),
     **dict.fromkeys(("gradient_checkpointing", "max_length"), "model"),
     **dict.fromkeys(("prompts_per_step", "samples_per_prompt", "max_new_tokens", "max_num_seqs"), "rollout"),

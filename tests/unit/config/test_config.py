@@ -84,6 +84,14 @@ def refusal(*overrides: str) -> str:
             "placement.colocate=true placement.learner_ranks=2 placement.samplers=2 placement.strategy=split",
             'strategy = "split"',
         ),
+        (
+            "learner.sequence_parallel=4 placement.learner_ranks=6",
+            "learner.sequence_parallel = 4 does not divide placement.learner_ranks = 6; change one of them",
+        ),
+        (
+            "learner.sequence_parallel=2 placement.learner_ranks=6 rollout.prompts_per_step=2",
+            "placement.learner_ranks exceeds the prompts of a mini-batch; lower it",
+        ),
         ("placement.device=cpu placement.weight_transport=cuda_ipc", 'set device = "gpu" where GPUs join later'),
     ],
 )

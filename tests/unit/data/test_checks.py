@@ -75,6 +75,10 @@ FAULTS: dict[str, Settings] = {
     "model.path = './nope': the folder does not exist": {"model": {"path": "./nope"}},
     "model.path = 'my-modle': the folder does not exist": {"model": {"path": "my-modle"}},
     "placement.tensor_parallel = 3 does not divide the 4 attention heads": {"placement": {"tensor_parallel": 3}},
+    "learner.sequence_parallel = 3 does not divide the 4 attention heads and": {
+        "learner": {"sequence_parallel": 3},
+        "placement": {"learner_ranks": 3},
+    },
     "max_length = 4097 exceeds the 4096 positions of 'starter'; set": {"model": {"max_length": 4097}},
     "data.source: cannot be read (": {"data": {"source": f"/{'x' * 300}.jsonl"}},
     "has no field 'question' (its fields: answer, problem)": {"data": {"prompt_field": "question"}},

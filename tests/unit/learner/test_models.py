@@ -6,6 +6,7 @@ The hub is a cache laid out as huggingface_hub does, offline.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from support.tiny_policy import qwen2
 from gxpo_trainer.config import LoraConfig, ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_policy, load_tokenizer, pin_revision, resolve_model
-from gxpo_trainer.planner.architectures import check_heads, uneven_split
+from gxpo_trainer.planner.architectures import check_heads, check_sequence_parallel, uneven_split
 from gxpo_trainer.training.prepare import prepare
 
 NAME, WEIGHTS = "org/tiny", "model.safetensors"
@@ -205,3 +206,45 @@ def test_heads_that_vllm_cannot_compute_on_a_cpu_are_refused_before_an_engine_st
     check_heads({**small, "head_dim": 32}, on(1), "cpu")
     supervised = {"rollout": {"source": "dataset"}, "evaluation": {"benchmarks": []}}
     check_heads(small, RunConfig.model_validate(on_cpu | supervised))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"layer_types": ["linear_attention", "full_attention"]},
+            "'m' has linear_attention layers, which need whole r",
+        ),
+        ({"rope_scaling": {"type": "dynamic"}}, "the frequencies of 'm' (dynamic) depend on the longest position of a"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
+            "(longrope) depend on the longest position",
+        ),
+        (
+            {"num_key_value_heads": 3},
+            "learner.sequence_parallel = 4 does not divide the 12 attention heads and 3 key/val",
+        ),
+        (
+            {"num_attention_heads": None},
+            "learner.sequence_parallel: config.json of 'm' has no num_attention_heads; set",
+        ),
+        ({}, None),
+        ({"num_key_value_heads": None, "rope_parameters": {"rope_type": "default"}}, None),
+    ],
+)
+def test_models_that_need_whole_rows_are_not_parallel_over_sequences(
+    changes: dict[str, Any], problem: str | None
+) -> None:
+    body = {"num_attention_heads": 12, "num_key_value_heads": 2, **changes}
+
+    def config(size: int, attention: str = "auto") -> RunConfig:
+        model, learner = {"path": "m", "attention": attention}, {"sequence_parallel": size}
+        placement = {"learner_ranks": size}
+        return RunConfig.model_validate({"model": model, "learner": learner, "placement": placement})
+
+    check_sequence_parallel(body, config(1, "eager"))
+    if problem is None:
+        check_sequence_parallel(body, config(4))
+        problem = 'model.attention = "eager" cannot exchange columns for heads; set it to 1'
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        check_sequence_parallel(body, config(4, "eager" if "eager" in problem else "auto"))

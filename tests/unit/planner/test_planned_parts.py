@@ -125,11 +125,19 @@ def test_activations_of_a_token() -> None:
     assert activation_bytes(changed(fp32, gradient_checkpointing=True), 10) == 10 * (2 * 8 * 4 + 544 + 256)
 
 
-@pytest.mark.parametrize(("budget", "tokens"), [(64, 60), (100, 90), (4096, 120)])
-def test_a_micro_batch_holds_the_budget_or_the_longest_sequence_or_all_there_is(budget: int, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("budget", "tokens", "shared", "micro_batches"), [(64, 60, 30, 4), (100, 90, 45, 3), (4096, 120, 120, 1)]
+)
+def test_a_micro_batch_holds_the_budget_or_the_longest_sequence_or_all_there_is(
+    budget: int, tokens: int, shared: int, micro_batches: int
+) -> None:
     # Rows of 30 tokens: two in 64. A sequence may have 60. A rank has 4 rows, 120 tokens.
     inputs = small(token_budget=budget)
     assert peak_tokens(inputs, workload_of(inputs, EXACT)) == tokens
+    # The two ranks together have all 8 rows, 240 tokens, and each has half of the columns.
+    parallel = changed(inputs, sequence_parallel=2)
+    load = workload_of(parallel, EXACT)
+    assert (peak_tokens(parallel, load), load.micro_batches) == (shared, micro_batches)
 
 
 def test_observations_lengthen_rows_and_contexts_but_are_not_decoded() -> None:

@@ -57,9 +57,10 @@ class MicroBatch:
 
 
 def pack(
-    batch: StepBatch, *, token_budget: int, layout: Layout, aggregation: Aggregation, pad_id: int
+    batch: StepBatch, *, token_budget: int, layout: Layout, aggregation: Aggregation, pad_id: int, multiple: int = 1
 ) -> list[MicroBatch]:
     """Micro-batches of at most `token_budget` tokens, padding included; an oversized sequence gets its own micro-batch.
+    Rows are padded further to a multiple of `multiple` columns.
 
     Sequences out of the loss are skipped. Never empty: without any sequence in the loss it is one dummy micro-batch,
     so that every rank has a forward pass to make. Deterministic.
@@ -72,21 +73,30 @@ def pack(
     else:
         micros = _fill(batch, chosen, token_budget)
     if not micros:
-        return [dummy_micro_batch(pad_id)]
-    return [_assemble(batch, rows, aggregation, pad_id, shared=layout == "shared") for rows in micros]
+        return [dummy_micro_batch(pad_id, multiple)]
+    shared = layout == "shared"
+    return [_assemble(batch, rows, aggregation, pad_id, shared=shared, multiple=multiple) for rows in micros]
 
 
-def dummy_micro_batch(pad_id: int) -> MicroBatch:
-    """Two tokens without weight in the loss.
+def dummy_micro_batch(pad_id: int, multiple: int = 1) -> MicroBatch:
+    """Two tokens without weight in the loss, in a row of a multiple of `multiple` columns.
 
     For a rank that has fewer micro-batches than the others: every rank must make the same number of passes, because
     ZeRO-3 gathers parameters in each.
     """
-    ids = torch.full((1, 2), pad_id, dtype=torch.int64)
+    ids = torch.full((1, 2 * multiple), pad_id, dtype=torch.int64)
     zero = torch.zeros(1)
     index = torch.zeros(1, dtype=torch.int64)
     return MicroBatch(
-        ids, torch.arange(2)[None], None, index, ids[0, :1].clone(), zero, zero.clone(), zero.clone(), index.clone()
+        ids,
+        torch.arange(2 * multiple)[None],
+        None,
+        index,
+        ids[0, :1].clone(),
+        zero,
+        zero.clone(),
+        zero.clone(),
+        index.clone(),
     )
 
 
@@ -146,11 +156,12 @@ def _shared_rows(batch: StepBatch, token_budget: int) -> list[list[int]]:
 
 
 def _assemble(
-    batch: StepBatch, rows: list[list[int]], aggregation: Aggregation, pad_id: int, *, shared: bool
+    batch: StepBatch, rows: list[list[int]], aggregation: Aggregation, pad_id: int, *, shared: bool, multiple: int
 ) -> MicroBatch:
     """One micro-batch; each row holds the sequences of `rows[r]`, one after the other or after their one prompt."""
     sequences = batch.sequences
     width = max(_row_width(batch, row) if shared else sum(sequences[i].num_tokens for i in row) for row in rows)
+    width = -(-width // multiple) * multiple
     input_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     # Positions of padding continue to increase: a jump would look like the start of another sequence.
     position_ids = np.tile(np.arange(width, dtype=np.int64), (len(rows), 1))

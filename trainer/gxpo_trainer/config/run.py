@@ -290,6 +290,14 @@ class LearnerConfig(Settings):
         "auto: shared on CPU; on GPU packed if possible, else padded.",
     )
 
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Learner ranks that share the columns of each row (Ulysses), for long responses; divides "
+        "placement.learner_ranks and the model's attention heads.",
+    )
+
     @property
     def micro_batch_tokens(self) -> int:
         """`token_budget` as a number; of "auto" before anything is known of the device."""
@@ -410,7 +418,13 @@ class RunConfig(Settings):
                 f'learner.optimizer.schedule = "{self.learner.optimizer.schedule}" falls to 0 at the last step; '
                 'set budget.steps, or schedule = "constant"'
             )
-        if self.placement.learner_ranks > self.rollout.prompts_per_step // self.learner.mini_batches:
+        parallel, shares = self.learner.sequence_parallel, self.data_ranks
+        if self.placement.learner_ranks % parallel:
+            raise ValueError(
+                f"learner.sequence_parallel = {parallel} does not divide placement.learner_ranks = "
+                f"{self.placement.learner_ranks}; change one of them"
+            )
+        if shares > self.rollout.prompts_per_step // self.learner.mini_batches:
             raise ValueError("placement.learner_ranks exceeds the prompts of a mini-batch; lower it")
         if self.rollout.async_depth and self.placement.colocate is True:
             raise ValueError(
@@ -434,7 +448,7 @@ class RunConfig(Settings):
                 "learner.loss.kl_beta keeps the policy near the one before warm_start; set it to 0, or train from a "
                 "checkpoint of `gxpo sft` instead"
             )
-        if self.warm_start is not None and self.placement.learner_ranks > self.warm_start.rows_per_step:
+        if self.warm_start is not None and shares > self.warm_start.rows_per_step:
             raise ValueError("placement.learner_ranks exceeds warm_start.rows_per_step; lower it")
         return self
 
@@ -462,6 +476,11 @@ class RunConfig(Settings):
                     f'verifier.rewards: correctness compares with a final answer, and {where}.answer_field = "none" '
                     "says that no row has one; remove the component, or name the field of the answers"
                 )
+
+    @property
+    def data_ranks(self) -> int:
+        """Learner ranks, or groups of them that are parallel over sequences, among which prompts are divided."""
+        return self.placement.learner_ranks // self.learner.sequence_parallel
 
     @property
     def trains_on_boxes(self) -> bool:

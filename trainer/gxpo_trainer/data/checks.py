@@ -21,6 +21,7 @@ from gxpo_trainer.planner.architectures import (
     check_architecture,
     check_heads,
     check_positions,
+    check_sequence_parallel,
     known_config,
     local_model,
     read_config,
@@ -113,7 +114,11 @@ def _model(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files)
 def _teacher(config: RunConfig, files: _Files) -> list[str]:
     """The model of `config`, which is the teacher, with the checks of a policy; errors name `teacher`."""
     try:
-        return _model(check_architecture, _Files(config, files.most))
+        return [
+            note
+            for check in (check_architecture, check_sequence_parallel)
+            for note in _model(check, _Files(config, files.most))
+        ]
     except ConfigError as error:
         raise ConfigError(str(error).replace("model.path", "teacher.path")) from None
 
@@ -190,6 +195,7 @@ def _checks(config: RunConfig) -> list[Check]:
     return [
         ("model.path", {"model"}, partial(_model, check_architecture)),
         ("placement.tensor_parallel", {"model"}, partial(_model, check_heads)),
+        ("learner.sequence_parallel", {"model"}, partial(_model, check_sequence_parallel)),
         ("model.max_length", {"model"}, partial(_model, check_positions)),
         *([("teacher.path", {"model"}, partial(_teacher, config.of_reference))] if config.teacher else []),
         ("data.sources" if config.data.sources else "data.source", {"data"}, _data),

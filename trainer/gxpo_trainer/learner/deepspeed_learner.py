@@ -29,6 +29,7 @@ from gxpo_trainer.errors import Diverged
 from gxpo_trainer.learner import checkpoint, setup
 from gxpo_trainer.learner.logprobs import layer_types
 from gxpo_trainer.learner.models import load_config
+from gxpo_trainer.learner.sequence_parallel import SequenceParallel
 from gxpo_trainer.learner.shards import Parking, open_shards
 from gxpo_trainer.rules.contract import AdamWRecurrence, BackwardResult, OptimizerState, SGDRecurrence, norm
 from gxpo_trainer.types import Metrics
@@ -76,11 +77,11 @@ def sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
     return total
 
 
-def statistics_over_ranks(parts: Sequence[Statistics], device: torch.device) -> Statistics:
-    """Statistics of this rank's micro-batches combined, then those of all ranks."""
+def statistics_over_ranks(parts: Sequence[Statistics], device: torch.device, copies: int = 1) -> Statistics:
+    """Statistics of this rank's micro-batches combined, then those of all ranks. copies: ranks with the same parts."""
     own = functools.reduce(combine_statistics, parts)
     sums, maxima = sorted(own.keys() - MAXIMA), sorted(own.keys() & MAXIMA)
-    total = sum_over_ranks(torch.stack([own[name].double() for name in sums]), device)
+    total = sum_over_ranks(torch.stack([own[name].double() for name in sums]), device) / copies
     largest = torch.stack([own[name].double() for name in maxima]) if maxima else total[:0]
     if maxima:
         torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
@@ -121,17 +122,21 @@ class DeepSpeedLearner:
         torch.manual_seed(config.seed)
         kernels = setup.installed_kernels(device)
         attention = setup.choose_attention(config, device, kernels, layer_types(load_config(config.model)))
+        size = settings.sequence_parallel
+        parallel = SequenceParallel(size, attention) if size > 1 else None
         # The adapter's initial weights are drawn at the end of loading.
-        self.model: Any = setup.load_partitioned(config, attention, device, self.device)
+        self.model: Any = setup.load_partitioned(config, attention, device, self.device, parallel)
         """The transformers model, or PEFT's around it."""
-        self._engine, optimizer = setup.open_engine(self.model, config, device)
+        self._engine, optimizer = setup.open_engine(self.model, config, device, parallel)
         self._packing = setup.choose_layout(config, device, attention, layer_types(self.model.config))
         self.attention = f"{attention} over {self._packing} rows, {setup.choose_kernels(config, device)} kernels"
         self._pad_id = _pad_id(self.model.config)
         self._teaches = config.teacher is not None
         self._with_reference = self._teaches or settings.loss.kl_beta > 0
         own = self._teaches or (self._with_reference and settings.lora is None)
-        self._reference = setup.Reference(config.of_reference, attention, device, self.device) if own else None
+        self._reference = None
+        if own:
+            self._reference = setup.Reference(config.of_reference, attention, device, self.device, parallel)
         self._optimizer = optimizer
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
@@ -143,7 +148,8 @@ class DeepSpeedLearner:
         self._finite = False
 
     def load_batches(self, batches: Sequence[StepBatch]) -> None:
-        """Load this rank's shares of the mini-batches that passes run over; the first becomes the present one.
+        """Load this rank's shares of the mini-batches that passes run over; the first becomes the present one. Ranks
+        that are parallel over sequences have the same share.
 
         With more than one, log π_old of all of them is taken now, by forward-only passes, because the first one's step
         moves the policy. Stale samples with π_old of the sampler and supervised batches need none.
@@ -178,13 +184,14 @@ class DeepSpeedLearner:
                 layout=self._packing,
                 aggregation=settings.loss.aggregation,
                 pad_id=self._pad_id,
+                multiple=settings.sequence_parallel,
             )
 
         parts = [packed(True), packed(False)]
         counts = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=self.device)
         torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX)
         dummies = [
-            [dummy_micro_batch(self._pad_id) for _ in range(int(count) - len(part))]
+            [dummy_micro_batch(self._pad_id, settings.sequence_parallel) for _ in range(int(count) - len(part))]
             for part, count in zip(parts, counts.tolist(), strict=True)
         ]
         grad, no_grad, dummy, dummy_no_grad = ([m.to(self.device) for m in part] for part in (*parts, *dummies))
@@ -204,7 +211,7 @@ class DeepSpeedLearner:
         loaded.old = [outputs.logprobs for outputs in passes]
         without_kl = self._loss.model_copy(update={"kl_beta": 0.0})
         parts = [policy_loss(*pair, None, None, without_kl)[1] for pair in zip(passes, loaded.counted, strict=True)]
-        loaded.first_pass = statistics_over_ranks(parts, self.device)
+        loaded.first_pass = statistics_over_ranks(parts, self.device, self.config.learner.sequence_parallel)
 
     def logprob_gap(self) -> tuple[float, float]:
         """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all loaded mini-batches,
@@ -226,7 +233,8 @@ class DeepSpeedLearner:
             nothing = self._forward(micro, with_entropy=False).logprobs.sum() * 0.0
             self._accumulate(nothing, last=index == loaded.num_passes)
         self._shards.collect()
-        statistics = statistics_over_ranks([part for part, _ in passes], self.device)
+        copies = self.config.learner.sequence_parallel
+        statistics = statistics_over_ranks([part for part, _ in passes], self.device, copies)
         if loaded.entropy is None:
             loaded.entropy = statistics["entropy"]
         statistics["entropy"] = loaded.entropy

@@ -170,7 +170,7 @@ class LearnerGroup:
     ) -> StepResult:
         """One training step on the mini-batches, each sharded over the ranks."""
         self.devices.need("updating", sync_follows=True)
-        shares = [shard(batch, len(self.ranks)) for batch in batches]
+        shares = [self._shares(batch) for batch in batches]
         calls = [
             rank.train_step.remote([share[index] for share in shares], learning_rate, diagnose, stage)
             for index, rank in enumerate(self.ranks)
@@ -180,10 +180,14 @@ class LearnerGroup:
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
         self.devices.need("updating")
-        shares = shard(batch, len(self.ranks))
-        calls = [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]
+        calls = [rank.gap.remote(share) for rank, share in zip(self.ranks, self._shares(batch), strict=True)]
         gaps: tuple[float, float] = self._get(calls, "updating")[0]
         return gaps
+
+    def _shares(self, batch: StepBatch) -> list[StepBatch]:
+        """One share per rank; ranks that are parallel over sequences, N consecutive ones, have the same."""
+        copies = self.config.learner.sequence_parallel
+        return [share for share in shard(batch, self.config.data_ranks) for _ in range(copies)]
 
     def _get(self, calls: list[Any], phase: Phase) -> list[Any]:
         """Results of all ranks. Gives up when one rank dies or stalls, because its peers would wait for ever."""

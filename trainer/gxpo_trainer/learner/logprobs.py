@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gxpo_trainer.algo.losses import TokenOutputs
 from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.config.engines import logits_chunk
+from gxpo_trainer.learner.sequence_parallel import Columns, SequenceParallel
 
 NAME = "varlen"
 VARIABLE_LENGTH = (NAME, "flash_attention_2")
@@ -105,7 +106,8 @@ class PolicyModule(nn.Module):
     """Wraps a transformers causal LM (with or without PEFT LoRA) to return log-probabilities of response tokens.
 
     The backbone is called as a module, and the head's weight is a direct parameter of the submodule `scorer`, so
-    ZeRO-3's hooks gather both. chunk_elements: most logits in memory; None for what suits the device.
+    ZeRO-3's hooks gather both. parallel: of ranks that share the columns of their micro-batches. chunk_elements: most
+    logits in memory; None for what suits the device.
 
     Raises ValueError for a model whose head is not a linear map without bias; factors of the logits are refused before
     (`planner.architectures`).
@@ -115,9 +117,11 @@ class PolicyModule(nn.Module):
     backbone: nn.Module
     scorer: TokenScorer
 
-    def __init__(self, model: Any, *, chunk_elements: int | None = None) -> None:
+    def __init__(
+        self, model: Any, parallel: SequenceParallel | None = None, *, chunk_elements: int | None = None
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.parallel = model, parallel
         causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
         head = causal_lm.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
@@ -134,23 +138,30 @@ class PolicyModule(nn.Module):
         """log π(token), float32[T], with gradient; entropy of the predicting distribution, float32[T], without."""
         if self.scorer.weight is not self.head.weight:
             raise RuntimeError("the head's weight was replaced after PolicyModule was created; create it last")
-        takes_boundaries = attention_of(self.model.config) in VARIABLE_LENGTH
+        parallel, config = self.parallel, self.model.config
+        attention = attention_of(config) if parallel is None else parallel.attention
+        mask = self._attention_mask(micro, attention)
+        own = Columns(micro.input_ids, micro.position_ids, micro.target_index, micro.target_ids, None)
+        settings: dict[str, Any] = {}
+        if parallel is not None:
+            own = parallel.columns(micro)
+            settings, mask = parallel.masks(config, micro), None
+        if attention in VARIABLE_LENGTH:
+            settings |= sequence_boundaries(micro.position_ids)
         output = self.backbone(
-            input_ids=micro.input_ids,
-            position_ids=micro.position_ids,
-            attention_mask=self._attention_mask(micro),
-            use_cache=False,
-            **(sequence_boundaries(micro.position_ids) if takes_boundaries else {}),
+            input_ids=own.input_ids, position_ids=own.position_ids, attention_mask=mask, use_cache=False, **settings
         )
-        hidden = output.last_hidden_state.flatten(0, 1).index_select(0, micro.target_index)
-        logprobs, entropy = self.scorer(hidden, micro.target_ids, temperature, with_entropy)
+        hidden = output.last_hidden_state.flatten(0, 1).index_select(0, own.target_index)
+        logprobs, entropy = self.scorer(hidden, own.target_ids, temperature, with_entropy)
+        if parallel is not None:
+            logprobs = parallel.joined(logprobs, own, len(micro.target_ids))
+            entropy = parallel.joined(entropy, own, len(micro.target_ids)) if with_entropy else entropy
         return TokenOutputs(logprobs, entropy if with_entropy else None)
 
-    def _attention_mask(self, micro: MicroBatch) -> Tensor | None:
+    def _attention_mask(self, micro: MicroBatch, attention: str) -> Tensor | None:
         mask = micro.attention_mask
         if mask is None:
             return None
-        attention = attention_of(self.model.config)
         if not can_share_prompts(attention, layer_types(self.model.config)):  # a teacher's layers may differ
             raise ValueError('learner.packing = "shared" needs full attention with sdpa or eager; use padded or packed')
         if attention == "sdpa":

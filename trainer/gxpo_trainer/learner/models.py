@@ -147,7 +147,7 @@ def load_policy(
     from transformers import AttentionInterface, AutoModelForCausalLM
     from transformers.utils import logging
 
-    from gxpo_trainer.learner import logprobs
+    from gxpo_trainer.learner import logprobs, sequence_parallel
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if config.attention == logprobs.NAME:
@@ -166,10 +166,11 @@ def load_policy(
             trust_remote_code=config.trust_remote_code,
         )
     model, report = loaded
-    if config.attention == logprobs.NAME and not model._supports_attention_backend:
+    fixes = {logprobs.NAME: 'model.attention = "sdpa"', sequence_parallel.NAME: "learner.sequence_parallel = 1"}
+    if config.attention in fixes and not model._supports_attention_backend:
         raise ConfigError(
-            f'model.attention = "{logprobs.NAME}" is not possible: {type(model).__name__} has an attention of its own; '
-            'set model.attention = "sdpa"'
+            f'"{config.attention}" attention is not possible: {type(model).__name__} has an attention of its own; '
+            f"set {fixes[config.attention]}"
         )
     if report["missing_keys"]:
         # transformers initializes missing weights randomly.

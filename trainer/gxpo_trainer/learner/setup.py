@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -36,6 +36,7 @@ from gxpo_trainer.learner.logprobs import (
     whole_shape,
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
+from gxpo_trainer.learner.sequence_parallel import NAME as ULYSSES, SequenceParallel
 from gxpo_trainer.learner.shards import host_buffer, offsets, partitions, silence_memory_reports, skip_compiled_ops
 from gxpo_trainer.planner.architectures import FUSED_KERNELS
 from gxpo_trainer.weights.transports import open_store
@@ -80,16 +81,36 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
     deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False)
 
 
-def load_partitioned(config: RunConfig, attention: str, device: Device, where: torch.device) -> Any:
+def load_partitioned(
+    config: RunConfig,
+    attention: str,
+    device: Device,
+    where: torch.device,
+    parallel: SequenceParallel | None = None,
+) -> Any:
     """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective; raises as load_policy.
 
-    device: where it computes. where: its weights are loaded there, but at stage 3.
+    device: where it computes. where: its weights are loaded there, but at stage 3. parallel: of ranks that share
+    columns, with that attention.
     """
     settings, kernels = config.learner, choose_kernels(config, device)
-    chosen = config.model.model_copy(update={"attention": attention, "kernels": kernels})
+    name = attention if parallel is None else ULYSSES
+    chosen = config.model.model_copy(update={"attention": name, "kernels": kernels})
+    with _partitioning(config):
+        there = where if where.type == "cuda" and settings.zero_stage < 3 else None
+        model = load_policy(chosen, precision=settings.precision, lora=settings.lora, device=there)
+    if parallel is not None:
+        parallel.adapt(model)
+    return model
+
+
+@contextlib.contextmanager
+def _partitioning(config: RunConfig) -> Iterator[None]:
+    """At stage 3 every layer is partitioned as it is built."""
+    settings = config.learner
     if settings.zero_stage < 3:
-        there = where if where.type == "cuda" else None
-        return load_policy(chosen, precision=settings.precision, lora=settings.lora, device=there)
+        yield
+        return
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
     # While this exists transformers builds models under `deepspeed.zero.Init`; it keeps a weak reference only.
@@ -104,15 +125,17 @@ def load_partitioned(config: RunConfig, attention: str, device: Device, where: t
         }
     )
     try:
-        return load_policy(chosen, precision=settings.precision, lora=settings.lora)
+        yield
     finally:
         del partitioning
         unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
 
 
-def open_engine(model: nn.Module, config: RunConfig, device: Device) -> tuple[Any, torch.optim.Optimizer]:
+def open_engine(
+    model: nn.Module, config: RunConfig, device: Device, parallel: SequenceParallel | None
+) -> tuple[Any, torch.optim.Optimizer]:
     """The DeepSpeed engine of a loaded policy, and the base optimizer. Collective."""
-    policy = PolicyModule(model)
+    policy = PolicyModule(model, parallel)
     trainable = [p for p in policy.parameters() if p.requires_grad]
     settings = config.learner.optimizer
     # Fused: one pass over θ, m, v, g without temporaries, on CPUs too.
@@ -173,10 +196,17 @@ class Reference:
     pages of its files, which the ranks of a node share; for a GPU pinned memory, which is copied to it for a pass.
     """
 
-    def __init__(self, config: RunConfig, attention: str, device: Device, where: torch.device) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        attention: str,
+        device: Device,
+        where: torch.device,
+        parallel: SequenceParallel | None = None,
+    ) -> None:
         partitioned = config.learner.zero_stage == 3
-        model = load_partitioned(config, attention, device, where if partitioned else torch.device("cpu"))
-        policy = PolicyModule(model.requires_grad_(False))
+        model = load_partitioned(config, attention, device, where if partitioned else torch.device("cpu"), parallel)
+        policy = PolicyModule(model.requires_grad_(False), parallel)
         parameters = list(policy.parameters())
         self._engine = _initialize(policy, None, config, parameters, device) if partitioned else None
         self._policy, self._device = policy if self._engine is None else self._engine, where

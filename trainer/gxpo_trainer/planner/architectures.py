@@ -148,8 +148,10 @@ _MOST_DEVICES = 1024
 """Largest number that a message suggests; a config.json may state any number of heads."""
 
 
-def uneven_split(heads: int, key_value_heads: int, tensor_parallel: int, model: str) -> str | None:
-    """Why vLLM cannot give each device the same number of attention heads, and what to set; None where it can.
+def uneven_split(
+    heads: int, key_value_heads: int, number: int, model: str, setting: str = "placement.tensor_parallel"
+) -> str | None:
+    """Why `number` devices cannot have the same number of attention heads each, and what to set; None where they can.
 
     Key and value heads are split as well, or replicated where there are fewer. model: the model in words.
     """
@@ -157,14 +159,11 @@ def uneven_split(heads: int, key_value_heads: int, tensor_parallel: int, model: 
     def divides(devices: int) -> bool:
         return heads % devices == 0 and (key_value_heads % devices == 0 or devices % key_value_heads == 0)
 
-    if divides(tensor_parallel):
+    if divides(number):
         return None
     possible = [str(devices) for devices in range(1, min(heads, _MOST_DEVICES) + 1) if divides(devices)]
     what = f"{heads} attention heads and {key_value_heads} key/value heads"
-    return (
-        f"placement.tensor_parallel = {tensor_parallel} does not divide the {what} of {model}; set it to one of "
-        f"{', '.join(possible)}"
-    )
+    return f"{setting} = {number} does not divide the {what} of {model}; set it to one of {', '.join(possible)}"
 
 
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -174,11 +173,8 @@ CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def check_heads(body: Mapping[str, Any], config: RunConfig, device: str | None = None) -> None:
     """Raises ConfigError when vLLM cannot compute the attention heads, or not give each device the same number of them
     (`uneven_split`). device: of the engines, where `placement.device` leaves it open."""
-    model, tensor_parallel = repr(config.model.path), config.placement.tensor_parallel
-    text = language_model(body)
-    heads, width = text.get("num_attention_heads") or text.get("n_head"), text.get("hidden_size")
-    if not isinstance(heads, int) or heads < 1:
-        heads = 0
+    text, model = language_model(body), repr(config.model.path)
+    heads, width = _heads(text), text.get("hidden_size")
     size = text.get("head_dim") or (width // heads if heads and isinstance(width, int) else None)
     on_cpu = (device or config.placement.device) == "cpu" and config.needs_engines
     if on_cpu and size is not None and size not in CPU_HEADS:
@@ -186,14 +182,45 @@ def check_heads(body: Mapping[str, Any], config: RunConfig, device: str | None =
             f"model.path = {model}: vLLM cannot compute attention heads of {size} values on a CPU; choose a model with "
             f"heads of {', '.join(map(str, CPU_HEADS))}, or a machine with a GPU"
         )
-    if tensor_parallel == 1:
+    _check_split(text, config, "placement.tensor_parallel", config.placement.tensor_parallel)
+
+
+def _heads(text: Mapping[str, Any]) -> int:
+    """Query heads of a layer; 0 where that is not stated."""
+    heads = text.get("num_attention_heads") or text.get("n_head")
+    return heads if isinstance(heads, int) and heads > 0 else 0
+
+
+def _check_split(text: Mapping[str, Any], config: RunConfig, setting: str, number: int) -> None:
+    model, heads, shared = repr(config.model.path), _heads(text), text.get("num_key_value_heads")
+    if number == 1:
         return
     if not heads:
-        raise ConfigError(f"placement.tensor_parallel: config.json of {model} has no num_attention_heads; set it to 1")
-    shared = text.get("num_key_value_heads")
-    sentence = uneven_split(heads, shared if isinstance(shared, int) and shared > 0 else heads, tensor_parallel, model)
+        raise ConfigError(f"{setting}: config.json of {model} has no num_attention_heads; set it to 1")
+    key_heads = shared if isinstance(shared, int) and shared > 0 else heads
+    sentence = uneven_split(heads, key_heads, number, model, setting)
     if sentence is not None:
         raise ConfigError(sentence)
+
+
+def check_sequence_parallel(body: Mapping[str, Any], config: RunConfig) -> None:
+    """Raises ConfigError when ranks cannot share the columns of rows: the heads do not divide, or something besides
+    attention is computed over whole rows."""
+    text, size = language_model(body), config.learner.sequence_parallel
+    others = set(text.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    rotary = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    parts = [each for each in (rotary, *rotary.values()) if isinstance(each, Mapping)]
+    kinds = {str(each.get("rope_type", each.get("type"))) for each in parts}
+    problem = None
+    if config.model.attention == "eager":
+        problem = 'model.attention = "eager" cannot exchange columns for heads'
+    elif others:
+        problem = f"{config.model.path!r} has {min(others)} layers, which need whole rows"
+    elif changing := kinds & {"dynamic", "longrope"}:
+        problem = f"the frequencies of {config.model.path!r} ({min(changing)}) depend on the longest position of a row"
+    if problem is not None and size > 1:
+        raise ConfigError(f"learner.sequence_parallel = {size}: {problem}; set it to 1")
+    _check_split(text, config, "learner.sequence_parallel", size)
 
 
 def positions(body: Mapping[str, Any]) -> int | None:
@@ -214,7 +241,8 @@ def check_positions(body: Mapping[str, Any], config: RunConfig) -> None:
 
 
 def check_model(body: Mapping[str, Any], config: RunConfig, device: str | None = None) -> None:
-    """The three checks of a config.json for one run. Raises ConfigError."""
+    """All checks of a config.json for one run. Raises ConfigError."""
     check_architecture(body, config)
+    check_sequence_parallel(body, config)
     check_heads(body, config, device)
     check_positions(body, config)

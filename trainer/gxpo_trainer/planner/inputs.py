@@ -312,7 +312,7 @@ class Workload:
 
 def workload_of(inputs: Inputs, assumed: Assumptions) -> Workload:
     """The expected workload. Lengths are the limits times the assumed fractions."""
-    rollout, ranks = inputs.config.rollout, inputs.config.placement.learner_ranks
+    rollout, ranks = inputs.config.rollout, inputs.config.data_ranks
     budget = inputs.config.learner.micro_batch_tokens
     prompt = max(1.0, inputs.prompt_limit * assumed.prompt_fraction)
     response = max(1.0, rollout.max_new_tokens * (1.0 if rollout.ignore_eos else assumed.response_fraction))
@@ -328,12 +328,13 @@ def workload_of(inputs: Inputs, assumed: Assumptions) -> Workload:
 
 
 def peak_tokens(inputs: Inputs, load: Workload) -> float:
-    """Tokens of the largest micro-batch: the budget, or the longest sequence, or all there are."""
+    """Tokens of the largest micro-batch, the budget, or the longest sequence, or all there are; of ranks that are
+    parallel over sequences the share of one."""
     learner, budget = inputs.config.learner, inputs.config.learner.micro_batch_tokens
     longest = inputs.prompt_limit + inputs.config.rollout.max_new_tokens + inputs.config.environment.observation_tokens
     filled = budget if inputs.rows == "packed" else max(1, int(budget // load.row_width)) * load.row_width
-    ranks = inputs.config.placement.learner_ranks
-    return min(max(filled, longest), load.learner_tokens / ranks / learner.mini_batches)
+    most = load.learner_tokens / inputs.config.data_ranks / learner.mini_batches
+    return min(max(filled, longest), most) / learner.sequence_parallel
 
 
 def _responses_per_row(group: int, budget: int, prompt: float, response: float) -> int:

@@ -134,11 +134,13 @@ def activation_bytes(inputs: Inputs, tokens: float) -> int:
 
 
 def mask_bytes(inputs: Inputs, load: Workload) -> int:
-    """Masks over rows that share a prompt: one of bits, and an additive one in every layer."""
+    """Masks over rows that share a prompt: one of bits, and an additive one in every layer; over whole rows also where
+    ranks are parallel over sequences."""
     if load.responses_per_row == 1:
         return 0
     layers = 1 if inputs.checkpointing else inputs.shape.layers
-    return int(peak_tokens(inputs, load) * load.row_width * (1 + layers * inputs.item))
+    tokens = peak_tokens(inputs, load) * inputs.config.learner.sequence_parallel
+    return int(tokens * load.row_width * (1 + layers * inputs.item))
 
 
 def logits_bytes(inputs: Inputs, load: Workload) -> int:

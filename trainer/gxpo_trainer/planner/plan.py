@@ -144,7 +144,8 @@ def _changes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     """What to set, and the inputs with it: first what leaves the result as it is, then what changes what is trained."""
     placement, learner = inputs.config.placement, inputs.config.learner
     spare = inputs.num_devices - placement.sampler_devices
-    most = inputs.config.rollout.prompts_per_step // learner.mini_batches
+    spare -= spare % learner.sequence_parallel
+    most = inputs.config.rollout.prompts_per_step // learner.mini_batches * learner.sequence_parallel
     if inputs.on_gpu and not inputs.shared and 1 <= spare <= most:
         yield f"placement.learner_ranks = {spare}", inputs.updated(placement={"learner_ranks": spare})
     if inputs.on_gpu:
