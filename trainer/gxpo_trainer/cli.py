@@ -29,6 +29,7 @@ from gxpo_trainer.errors import CheckpointError, ConfigError, DataError, GxpoErr
 if TYPE_CHECKING:
     from gxpo_trainer.config import RunConfig
     from gxpo_trainer.planner.inputs import ModelShape
+    from gxpo_trainer.studies.data import StudyData
     from gxpo_trainer.studies.definition import Study
 
 COMMAND_GROUP = "gxpo.commands"
@@ -407,9 +408,9 @@ def register_study(subparsers: Subparsers) -> None:
     report.set_defaults(run=write_report)
     answer = actions.add_parser("answer", help="print what a study found, from its data")
     answer.set_defaults(run=print_answer)
-    for action in (report, answer):
-        action.add_argument("--data", metavar="DIR", type=Path, help="data folder; default: next to the study file")
     for action in (execute, status, report, answer):
+        help_text = "data of its runs, which are not repeated; default: the folder next to the study file"
+        action.add_argument("--data", metavar="DIR", type=Path, help=help_text)
         action.add_argument("study", metavar="STUDY.toml", type=Path, help="study file (.toml or .json)")
         if action is not answer:
             action.add_argument("--out", metavar="DIR", type=Path, help="folder of runs; default runs/studies/<name>")
@@ -417,24 +418,27 @@ def register_study(subparsers: Subparsers) -> None:
 
 def run_study(args: argparse.Namespace) -> int:
     from gxpo_trainer.jsonl import make_folder
+    from gxpo_trainer.studies.data import known_results
     from gxpo_trainer.studies.runner import StudyRunner
 
-    study, root = _study(args)
+    study, root, data = _study(args)
     show_status(args)
     make_folder(root)
     # Python ends at SIGTERM without unwinding, which would leave the runs behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    StudyRunner(study, root, args.jobs, lambda line: print(line, file=sys.stderr, flush=True)).run()
+    known = known_results(study, data)
+    StudyRunner(study, root, args.jobs, lambda line: print(line, file=sys.stderr, flush=True), known).run()
     print(f"{study.name} is complete; its runs are in {root}")
     return 0
 
 
 def show_status(args: argparse.Namespace) -> int:
+    from gxpo_trainer.studies.data import known_results
     from gxpo_trainer.studies.definition import best_point, largest_cost
     from gxpo_trainer.studies.runner import read_results
 
-    study, root = _study(args)
-    results = read_results(study, root)
+    study, root, data = _study(args)
+    results = read_results(study, root, known_results(study, data))
     runs, passes = largest_cost(study)
     print(f"{study.name}: {len(results)} runs done of at most {runs}; at most {passes} backward passes in all")
     for name, arm in study.arms.items():
@@ -446,19 +450,19 @@ def show_status(args: argparse.Namespace) -> int:
 
 
 def write_report(args: argparse.Namespace) -> int:
-    """Collect the runs where there are any, else read the data collected before; write the page and its pictures."""
+    """Collect the runs where there are any, with those collected before; write the page and its pictures."""
     from gxpo_trainer.jsonl import check_output, make_folder
     from gxpo_trainer.studies import data as study_data, report
 
-    study, root = _study(args)
-    folder = args.data or args.study.with_suffix("")
+    study, root, earlier = _study(args)
+    folder = _data_folder(args)
     if args.page:
         if args.page.suffix != ".md":
             raise ConfigError(f"--page {args.page}: the report is Markdown; name a .md file")
         check_output(args.page, "--page")
     if root.exists():
         make_folder(folder, "--data")
-        study_data.write(study_data.collect(study, root), folder)
+        study_data.write(study_data.collect(study, root, earlier), folder)
     page = args.page or folder / "report.md"
     report.write_report(study_data.read(folder), page)
     print(f"Data: {folder}\nReport: {page}")
@@ -473,7 +477,7 @@ def print_answer(args: argparse.Namespace) -> int:
     from gxpo_trainer.studies.findings import find
     from gxpo_trainer.studies.report import conclusion
 
-    data = study_data.read(args.data or args.study.with_suffix(""))
+    data = study_data.read(_data_folder(args))
     findings = find(data)
     lines = ["Incomplete: the baseline lacks seeds."] if findings is None else conclusion(data, findings)
     for line in lines:
@@ -481,11 +485,19 @@ def print_answer(args: argparse.Namespace) -> int:
     return 0
 
 
-def _study(args: argparse.Namespace) -> tuple[Study, Path]:
+def _data_folder(args: argparse.Namespace) -> Path:
+    folder: Path = args.data or args.study.with_suffix("")
+    return folder
+
+
+def _study(args: argparse.Namespace) -> tuple[Study, Path, StudyData | None]:
+    """The study, the folder of its runs, and the data that was collected before."""
+    from gxpo_trainer.studies import data as study_data
     from gxpo_trainer.studies.definition import load_study
 
-    study = load_study(args.study)
-    return study, args.out or Path("runs") / "studies" / study.name
+    study, folder = load_study(args.study), _data_folder(args)
+    earlier = study_data.read(folder) if (folder / study_data.STUDY).exists() else None
+    return study, args.out or Path("runs") / "studies" / study.name, earlier
 
 
 def register_track(subparsers: Subparsers) -> None:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import tomli_w
+from support.reporting import evaluation_row, write_lines
 
 from gxpo_trainer.cli import main
+from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.config.io import load_run
 from gxpo_trainer.errors import ConfigError, TrainingError
-from gxpo_trainer.studies import definition
+from gxpo_trainer.reporting.identity import run_identity
+from gxpo_trainer.studies import data as study_data, definition
+from gxpo_trainer.studies.data import StudyData
 from gxpo_trainer.studies.runner import REGISTERED, StudyRunner, read_result, read_results
 
 REFERENCE = Path(__file__).parents[3] / "studies" / "reference.toml"
@@ -240,7 +247,7 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     root, lines = tmp_path / "study", []
     runner = StudyRunner(study(), root, jobs, lines.append)
     runner.run()
-    results = read_results(study(), root)
+    results = read_results(study(), root, {})
     # Accuracy 1 − 10⁴ · rate: 0.9, 0.8, 0.6. The third rate is 0.3 below the best, and is the last anyway.
     assert len(results) == 3 + 2 + 3 + 2 + 2
     assert definition.best_point(study(), "gxpo", results) == definition.Point(1e-5)
@@ -259,6 +266,59 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     StudyRunner(study(analysis={"margin": 0.5}), root, jobs, lines.append).run()
     assert json.loads((root / REGISTERED).read_text()) == registered
     assert sum("started" in line for line in lines) == started == 12
+
+
+def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, capsys) -> None:
+    """Data with the tuning of the first arm: those runs are not repeated, and a report adds the new ones to them."""
+    stand_in()
+    there, here = tmp_path / "small", tmp_path / "here"
+    command = [f"{there}.toml", "--out", str(here)]
+    Path(command[0]).write_text(tomli_w.dumps(BODY))
+    keys = [definition.RunKey("ladder", "grpo", rate, 7) for rate in (1e-5, 2e-5, 4e-5)]
+    ends = dict(zip(keys, (0.1, 0.7, 0.65), strict=True))
+    rest = {"diverged": False, "peak": 0.7, "steps": 6, "backward_passes": 6.0, **dict.fromkeys(study_data.MEDIANS)}
+    rows = [{**asdict(key), "accuracy": end, **rest} for key, end in ends.items()]
+    curves = {
+        key: RunCurves(
+            key.folder, "GRPO", 7, EvaluationCurve(*(np.array([value]) for value in (6, 6, 1, 9, end, 0, 1)))
+        )
+        for key, end in ends.items()
+    }
+    registered = study(compare_at=[6]).model_dump(mode="json")
+    conditions = {"registered": registered, "unequal": ["model.path"], "parts": [{"code": "old", "hardware": None}]}
+    study_data.write(StudyData(study(), conditions, rows, curves), there)
+    assert main(["study", "status", *command]) == 0
+    assert "GRPO: best learning rate 2e-05, 0 of 2 seeds done" in capsys.readouterr().out
+
+    assert main(["study", "run", *command]) == 0
+    started = re.findall(r"^(\S+): started", capsys.readouterr().err, re.MULTILINE)
+    assert len(started) == 12 - 3
+    assert [name for name in started if name.startswith("ladder/grpo")] == []
+    assert {name for name in started if name.startswith("report/grpo")} == {
+        f"report/grpo/lr-2e-05-seed-{seed}" for seed in (0, 1)
+    }
+    assert not (here / REGISTERED).exists(), "the first machine registered the study"
+
+    for file in here.glob("*/*/*.toml"):
+        folder, identity = (
+            Path(str(file).removesuffix(".toml")),
+            run_identity(load_run(file)) | {"code": {"sha256": "new"}},
+        )
+        (folder / "run.json").write_text(json.dumps(identity))
+        write_lines(folder / "evaluations.jsonl", [evaluation_row(step) for step in (0, 6)])
+    for _ in range(2):  # the second report reads what the first one wrote
+        assert main(["study", "report", *command]) == 0
+        data = study_data.read(there)
+        assert [(row["accuracy"], row["seed"]) for row in data.runs][:3] == [(0.1, 7), (0.7, 7), (0.65, 7)]
+        assert {study_data.key_of(row) for row in data.runs} == data.curves.keys()
+        assert len(data.runs) == 12
+        assert data.conditions["registered"] == registered
+        assert data.conditions["unequal"] == ["model.path"]
+        assert [part["code"] for part in data.conditions["parts"]] == ["old", {"sha256": "new"}]
+    assert "The runs are from 2 folders, whose code or machine differ" in (there / "report.md").read_text()
+    # Another budget is another run.
+    changed = study(ladder={**BODY["ladder"], "backward_passes": 5})
+    assert {key.stage for key in study_data.known_results(changed, data)} == {"report"}
 
 
 def test_a_run_that_fails_twice_ends_the_study_with_its_log(tmp_path, stand_in) -> None:
@@ -305,6 +365,7 @@ def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:
 
 
 def test_the_command_states_the_cost_before_anything_runs(tmp_path, capsys) -> None:
-    assert main(["study", "status", str(REFERENCE), "--out", str(tmp_path / "none")]) == 0
+    none = [str(REFERENCE), "--out", str(tmp_path / "none")]
+    assert main(["study", "status", *none, "--data", str(tmp_path)]) == 0
     assert "0 runs done of at most 106; at most 4680 backward passes in all" in capsys.readouterr().out
     assert main(["study", "status", str(tmp_path / "absent.toml")]) == 2

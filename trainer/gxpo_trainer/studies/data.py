@@ -22,8 +22,8 @@ from gxpo_trainer.compare.seeds import SeedGroup, find_differences
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 from gxpo_trainer.reporting.reading import load_run, read_identity, read_metrics
-from gxpo_trainer.studies.definition import RunKey, RunResult, Study, run_config
-from gxpo_trainer.studies.runner import REGISTERED, read_results
+from gxpo_trainer.studies.definition import RunKey, RunResult, Study, budget, run_config
+from gxpo_trainer.studies.runner import REGISTERED, read_result, read_results
 
 STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"
 _COLUMNS = ("backward_passes", "tokens", "hours", "accuracy", "ci_low", "ci_high")
@@ -64,14 +64,37 @@ def key_of(row: Row) -> RunKey:
     return RunKey(row["stage"], row["arm"], row["learning_rate"], row["seed"], row.get("settings") or "")
 
 
-def collect(study: Study, root: Path) -> StudyData:
-    """Read the complete runs of a study's folder. Raises DataError when there are none."""
-    results = read_results(study, root)
+def known_results(study: Study, data: StudyData | None) -> dict[RunKey, RunResult]:
+    """Results of the runs in data that the study would execute with the same settings."""
+
+    def settings(of: Study, key: RunKey) -> Any:
+        """All that `run_config` depends on."""
+        return of.preset, of.overrides, of.arms[key.arm].overrides, budget(of, key), of.evaluate_every
+
+    rows = {} if data is None else {key_of(row): row for row in data.runs if row["arm"] in study.arms}
+    same = {key: row for key, row in rows.items() if data and settings(data.study, key) == settings(study, key)}
+    return {key: RunResult(row["accuracy"], row["diverged"]) for key, row in same.items()}
+
+
+def collect(study: Study, root: Path, earlier: StudyData | None = None) -> StudyData:
+    """Read the complete runs of a study's folder, with those of earlier data that are not there. Raises DataError when
+    there are none."""
+    results = read_results(study, root, known_results(study, earlier))
     if not results:
         raise DataError(f"{root} has no complete run of {study.name}; `gxpo study run` executes them")
-    curves = {key: load_run(root / key.folder) for key in results}
+    curves = {key: load_run(root / key.folder) for key in results if read_result(root, key) is not None}
     runs = [_run_row(key, results[key], run, root / key.folder) for key, run in curves.items()]
-    return StudyData(study, _conditions(study, root, curves), runs, curves)
+    conditions = _conditions(study, root, curves) if curves else {}
+    if earlier is None or len(curves) == len(results):
+        return StudyData(study, conditions, runs, curves)
+    kept = [row for row in earlier.runs if key_of(row) in results.keys() - curves.keys()]
+    parts = [part for of in (earlier.conditions, conditions) for part in of.get("parts", ())]
+    unequal = [name for of in (earlier.conditions, conditions) for name in of.get("unequal", ())]
+    conditions |= earlier.conditions | {"unequal": list(dict.fromkeys(unequal))}
+    conditions["parts"] = [part for number, part in enumerate(parts) if part not in parts[:number]]
+    return StudyData(
+        study, conditions, kept + runs, {key_of(row): earlier.curves[key_of(row)] for row in kept} | curves
+    )
 
 
 def write(data: StudyData, folder: Path) -> None:
@@ -148,7 +171,8 @@ def _curves(study: Study, key: RunKey, rows: list[Row]) -> RunCurves:
 
 
 def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> dict[str, Any]:
-    """Machine and versions of the first run, what differs between arms and should not, and what was registered."""
+    """Machine and versions of the first run, what differs between arms and should not, what was registered, and code
+    and machine of each folder that runs were collected from."""
     identity = read_identity(root / next(iter(curves)).folder)
     by_arm: dict[str, list[RunCurves]] = {}
     for key, run in curves.items():
@@ -160,6 +184,8 @@ def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> di
     allowed = {word.partition("=")[0] for word in (*overridden, *searched)}
     unequal = [d.setting for d in find_differences(groups) if d.setting not in allowed] if groups else []
     kept = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
+    parts = [{name: identity.get(name) for name in ("code", "hardware")}]
     file = root / REGISTERED
     registered = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    return {**{name: identity.get(name) for name in kept}, "unequal": unequal, "registered": registered}
+    first = {name: identity.get(name) for name in kept}
+    return {**first, "unequal": unequal, "registered": registered, "parts": parts}

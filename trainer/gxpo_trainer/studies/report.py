@@ -327,6 +327,8 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
         f"{100 * COLLAPSED:.0f}% of its peak).",
         f"Runs: {len(data.curves)}, of which {num_tuned} for tuning. {engines}.",
     ]
+    if len(parts := data.conditions.get("parts") or ()) > 1:
+        lines.append(f"The runs are from {len(parts)} folders, whose code or machine differ; see study.json.")
     unequal = data.conditions.get("unequal") or []
     if unequal:
         lines.append(f"Conditions that differ between runs and should not: {', '.join(unequal)}.")

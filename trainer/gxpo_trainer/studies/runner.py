@@ -32,12 +32,14 @@ _COMMAND = ("-m", "gxpo_trainer.cli")
 
 @dataclass
 class StudyRunner:
-    """Runs a study in `root`, `jobs` runs at a time. say: receives one line for each start and end."""
+    """Runs a study in `root`, `jobs` runs at a time. say: receives one line for each start and end. known: results of
+    runs that are not in `root`."""
 
     study: definition.Study
     root: Path
     jobs: int
     say: Callable[[str], None]
+    known: definition.Results = field(default_factory=dict)
     _failures: dict[definition.RunKey, int] = field(default_factory=dict)
     _passes: int = 0
     """Backward passes of the runs that ended here, which took `_minutes` in all."""
@@ -45,13 +47,13 @@ class StudyRunner:
 
     def run(self) -> None:
         """Execute until nothing is missing. Raises TrainingError when a run failed twice, once the others ended."""
-        if not any((self.root / stage).exists() for stage in get_args(definition.Stage)):
+        if not self.known and not any((self.root / stage).exists() for stage in get_args(definition.Stage)):
             self.root.mkdir(parents=True, exist_ok=True)
             (self.root / REGISTERED).write_text(self.study.model_dump_json(indent=2) + "\n", encoding="utf-8")
         running: dict[definition.RunKey, tuple[subprocess.Popen[bytes], float]] = {}
         try:
             while True:
-                results = read_results(self.study, self.root)
+                results = read_results(self.study, self.root, self.known)
                 given_up = {key for key, count in self._failures.items() if count >= _ATTEMPTS}
                 open_runs = [
                     key for key in definition.pending(self.study, results) if key not in running and key not in given_up
@@ -110,9 +112,11 @@ class StudyRunner:
                 self.say(f"{key.folder}: {end} after {minutes:.1f} min")
 
 
-def read_results(study: definition.Study, root: Path) -> dict[definition.RunKey, definition.RunResult]:
-    """The results of all complete runs in a study's folder."""
-    results: dict[definition.RunKey, definition.RunResult] = {}
+def read_results(
+    study: definition.Study, root: Path, known: definition.Results
+) -> dict[definition.RunKey, definition.RunResult]:
+    """The results of all complete runs: those known and those in a study's folder."""
+    results = dict(known)
     while new := {
         key: result for key in definition.pending(study, results) if (result := read_result(root, key)) is not None
     }:
