@@ -37,7 +37,7 @@ from gxpo_trainer.learner.logprobs import (
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
 from gxpo_trainer.learner.sequence_parallel import NAME as ULYSSES, SequenceParallel
-from gxpo_trainer.learner.shards import host_buffer, offsets, partitions, silence_memory_reports, skip_compiled_ops
+from gxpo_trainer.learner.shards import partitions, silence_memory_reports, skip_compiled_ops
 from gxpo_trainer.planner.architectures import FUSED_KERNELS
 from gxpo_trainer.weights.transports import open_store
 
@@ -192,8 +192,8 @@ def _initialize(
 class Reference:
     """The model of `config.of_reference` without gradients: teacher, or start policy of a KL term. Collective.
 
-    At stage 3 each rank holds a part, and DeepSpeed gathers layer by layer. Else it is whole on the host: for CPUs
-    pages of its files, which the ranks of a node share; for a GPU pinned memory, which is copied to it for a pass.
+    At stage 3 each rank holds a part, and DeepSpeed gathers layer by layer. Else it is whole on the host, pages of its
+    files as far as their dtype allows, which the ranks of a node share; they are copied to a GPU for a pass.
     """
 
     def __init__(
@@ -211,12 +211,6 @@ class Reference:
         self._engine = _initialize(policy, None, config, parameters, device) if partitioned else None
         self._policy, self._device = policy if self._engine is None else self._engine, where
         self._hosted = [] if partitioned else [*parameters, *policy.buffers()]
-        if where.type == "cuda" and self._hosted:
-            *starts, total = offsets(tensor.nbytes for tensor in self._hosted)
-            host = host_buffer(total, where)
-            for start, tensor in zip(starts, self._hosted, strict=True):
-                place = host[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                tensor.data = place.copy_(tensor.data)
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
@@ -224,7 +218,7 @@ class Reference:
         hosted = [tensor.data for tensor in self._hosted]
         try:
             for tensor, host in zip(self._hosted, hosted, strict=True):
-                tensor.data = host.to(self._device, non_blocking=True)
+                tensor.data = host.to(self._device)
             logprobs = [self._policy(micro, temperature, False).logprobs for micro in counted]
             for micro in dummy if self._engine is not None else ():
                 self._policy(micro, temperature, False)
