@@ -128,6 +128,16 @@ def test_two_ranks_share_their_gpus_with_engines(engines: dict[str, int], sharin
 
 
 @two_gpus
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_that_share_the_columns_of_rows_have_the_engines_log_probabilities(
+    stage: int, tmp_path: Path
+) -> None:
+    settings = config({"name": "gxpo", "k": 5}, 3, colocate=True, learner_ranks=2, samplers=2)
+    rows = train(settings.updated(learner={"sequence_parallel": 2, "zero_stage": stage}), tmp_path / "run")
+    assert max(row["metrics"]["rollout/logprob_gap_mean"] for row in rows) < 0.05
+
+
+@two_gpus
 def test_deterministic_samples_do_not_depend_on_the_number_of_engines(tmp_path: Path) -> None:
     """Of the first step: later ones differ by the rounding of sums over ranks."""
     sampled = []

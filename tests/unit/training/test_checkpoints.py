@@ -157,6 +157,7 @@ def test_what_a_step_uses_is_kept(tmp_path: Path, earlier: Checkpoint, change: d
         # What messages say to change, memory and limits: the sums of a step are the same up to rounding.
         {"model": {"gradient_checkpointing": True}},
         {"learner": {**FIRST["learner"], "token_budget": 64}},
+        {"learner": {**FIRST["learner"], "sequence_parallel": 2}, "placement": {"learner_ranks": 2}},
         {"rollout": {"max_num_seqs": 8, "gpu_memory_utilization": 0.3, "cpu_kv_cache_gib": 2}},
         {"rollout": {"logprob_gap_mean_limit": 0.1, "logprob_gap_max_limit": 9.0}},
     ],

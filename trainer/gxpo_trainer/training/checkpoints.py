@@ -43,7 +43,7 @@ MAY_CHANGE = {
 """Parts that do not change what a training step computes; but `verifier.rewards` does."""
 MAY_CHANGE_WITHIN = {
     "model": {"gradient_checkpointing"},
-    "learner": {"zero_stage", "token_budget"},
+    "learner": {"zero_stage", "token_budget", "sequence_parallel"},
     "rollout": {
         *("logprob_gap_mean_limit", "logprob_gap_max_limit"),
         *("gpu_memory_utilization", "enforce_eager", "cpu_kv_cache_gib", "max_num_seqs"),
