@@ -1,10 +1,11 @@
 """Pictures of every view, light and dark, from real runs.
 
-Of a home (`make demo`, then `make screenshots`), or of run folders: `--ended` for those of a study, `--live` for one
-that is shown as it was after a share of its steps (`make screenshots FROM="--ended … --live …"`). Starts the API and
-the dashboard, opens each view in headless Chromium, waits until nothing is being drawn any more, and writes
-docs/images/<view>-<light|dark>.png of a window of 1280 pixels, at twice the resolution and with at most 256 colours.
-Chromium and its driver come from the system's packages.
+Of a home (`make demo`, then `make screenshots`), also while its service runs (`--url`: its runs are live then), or of
+run folders: `--ended` for those of a study, `--live` for one that is shown as it was after a share of its steps
+(`make screenshots FROM="--ended … --live …"`). Starts the API, unless it runs, and the dashboard, opens each view in
+headless Chromium, waits until nothing is being drawn any more, and writes docs/images/<view>-<light|dark>.png of a
+window of 1280 pixels, at twice the resolution and with at most 256 colours. Chromium and its driver come from the
+system's packages.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--home", type=Path, default=ROOT / "runs" / "demo", help="home of a service with ended runs")
+    parser.add_argument("--url", default=None, help="with --home: of its service, which runs")
     parser.add_argument("--ended", type=Path, nargs="+", default=(), help="instead of a home: folders of ended runs")
     parser.add_argument("--live", type=Path, default=None, help="with --ended: folder of the run that is shown live")
     chosen = parser.parse_args()
@@ -124,6 +126,7 @@ def main() -> None:
         raise SystemExit("chromium and chromedriver are missing; install the packages chromium and chromium-driver")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with tempfile.TemporaryDirectory() as scratch:
+        service: ServedHome | None = None
         if chosen.ended:
             service, token = replayed(Path(scratch) / "home", chosen.ended, chosen.live)
         else:
@@ -132,18 +135,20 @@ def main() -> None:
                     f"{chosen.home} is no home of a service: it has no token; run `make demo`, or name one"
                 )
             token = (chosen.home / "token").read_text(encoding="utf-8").strip()
-            service = ServedHome(chosen.home, free_port(8000))
+            service = None if chosen.url else ServedHome(chosen.home, free_port(8000))
+        url = chosen.url if service is None else service.url
         token_file = Path(scratch) / "token"
         token_file.write_text(token, encoding="utf-8")
-        environment = {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)}
+        environment = {"GXPO_URL": url, "GXPO_TOKEN_FILE": str(token_file)}
         with DashboardProcess(Path(scratch) / "dashboard.log", environment).running() as dashboard:
-            pictures = views(Client(connect(service.url), token))
+            pictures = views(Client(connect(url), token))
             for mode in MODES:
                 with open_browser(width=WIDTH, mode=mode) as driver:
                     for name, query in pictures.items():
                         page = Page(driver, dashboard.url, dashboard.cookie)
                         shoot(page, ROOT / "docs" / "images" / f"{name}-{mode}.png", query)
-        service.stop()
+        if service is not None:
+            service.stop()
 
 
 def replayed(home: Path, ended: Sequence[Path], live: Path | None) -> tuple[ServedHome, str]:

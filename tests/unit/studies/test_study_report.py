@@ -70,6 +70,12 @@ def test_only_the_named_comparisons_are_tested(data: StudyData) -> None:
     assert "Plateaus against" not in text.split("## Question")[0]
 
 
+def test_a_study_of_which_the_baseline_alone_has_run_finds_nothing(data: StudyData) -> None:
+    text = compose(changed(data, arms=("grpo",)))
+    assert "- Arms against GRPO: 0, " in text
+    assert "shown for no arm" not in text
+
+
 def test_collapse_and_divergence_are_outcomes_and_what_is_missing_is_told(data: StudyData) -> None:
     lost = changed(data)
     row = lost.reported("gxpo")[0]

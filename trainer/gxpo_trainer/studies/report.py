@@ -270,7 +270,8 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
         margin = _points(study.analysis.margin)
         lines.append(f"Plateaus against {base.label}, in points, with a margin of {margin}: {none}{'; '.join(told)}.")
     low, high = (f"{100 * end(study.analysis.targets):g}%" for end in (min, max))
-    for axis in ("backward_passes", "steps"):
+    compared = any(arm.against for arm in findings.candidates)
+    for axis in ("backward_passes", "steps") if compared else ():
         faster = [
             f"{arm.label} ({saved}, plateau {bracket(arm.against.difference)}: {arm.against.verdict})"
             for arm in findings.candidates
