@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -38,6 +39,8 @@ def test_texts_and_phases_of_charts_are_readable_and_a_rule_has_one_hue(site: Si
             assert set(labels) <= boxes.keys()
             places = {label: tuple(map(round, boxes[label])) for label in labels}
             places["y-axis"] = (0, chart.height // 3, 60, 2 * chart.height // 3)
+            for (one, (left_x, top, right, bottom)), (other, (x, y, x2, y2)) in combinations(boxes.items(), 2):
+                assert x >= right or x2 <= left_x or y >= bottom or y2 <= top, f"{key}: {one} and {other} overlap"
             measured = {label: text_contrast(chart.crop(place)) for label, place in places.items()}
             assert min(measured.values()) >= 4.5, (key, measured)
             if key == "gate-z":

@@ -347,10 +347,10 @@ def rule_layers(data: str, rule: Spec, words: Spec, along: Spec, place: Spec) ->
 
 
 def threshold_layers() -> list[Spec]:
-    """Labelled horizontal rules of the dataset `rules`."""
-    place = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "fontSize": 12, "fontWeight": 600}
+    """Labelled horizontal rules of the dataset `rules`. Labels are on the left: a gate that fired ends on the right."""
+    place = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -3, "fontSize": 12, "fontWeight": 600}
     rule = {"strokeDash": [6, 4], "color": TEXT}
-    return rule_layers("rules", rule, {"x": {"value": "width"}}, {"y": quantity()}, place)
+    return rule_layers("rules", rule, {"x": {"value": 0}}, {"y": quantity()}, place)
 
 
 @dataclass(frozen=True)

@@ -118,14 +118,17 @@ def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     sign = "±" if two_sided else ""
     threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "it never fires"
     scores = [value for value in z.y if known(value)] if z else []
+    most = max(map(abs, scores) if two_sided else scores, default=math.nan)
+    name = "largest |z|" if two_sided else "maximum z-score"
     if step is not None:
-        most = f" The maximum z-score was {figure(max(scores))}." if scores else ""
-        return f"The gate fired at step {count(step)}; {threshold}.{most}"
+        return f"The gate fired at step {count(step)}; {threshold}." + (
+            f" The {name} was {figure(most)}." if scores else ""
+        )
     if math.isnan(tau):
         return "No steps yet."
     if not scores:
         return f"No z-score yet: the gate is in its warm-up; {threshold}."
-    return f"Latest z-score {figure(scores[-1])}, maximum {figure(max(scores))}; {threshold}. The gate is open."
+    return f"Latest z-score {figure(scores[-1])}, {name} {figure(most)}; {threshold}. The gate is open."
 
 
 PASSES = ("update/backward_passes", "update/backward_passes_total")

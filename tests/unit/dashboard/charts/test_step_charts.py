@@ -162,7 +162,14 @@ def test_the_z_chart_marks_threshold_and_shutoff_and_both_limits_of_a_two_sided_
     assert chart.datasets["rules"].to_dict("records") == [{"y": 2.0, "label": "τ = 2"}]
     assert chart.datasets["shutoff"].to_dict("records") == [{"x": 3.0, "label": "shut off at step 3"}]
     assert chart.summary == "The gate fired at step 3; τ is 2. The maximum z-score was 2.5."
-    chart = steps.z_chart(GATE_SERIES, settings={"two_sided": True})
+    falling = {**GATE_SERIES, "gate/z": points([2, 3], [0.25, -2.5])}
+    chart = steps.z_chart(falling, settings={"two_sided": True})
+    assert chart.summary == "The gate fired at step 3; τ is ±2. The largest |z| was 2.5."
+    # A gate that fired is drawn to that step: its label would lie on one at the right edge.
+    (label,) = [
+        part for part in chart.spec["layer"] if part["data"] == {"name": "rules"} and part["mark"]["type"] == "text"
+    ]
+    assert (label["encoding"]["x"], label["mark"]["align"]) == ({"value": 0}, "left")
     assert chart.datasets["rules"].to_numpy().tolist() == [[2.0, "τ = 2"], [-2.0, "−τ = −2"]]
 
 
