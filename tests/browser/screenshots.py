@@ -86,7 +86,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
     """Name of a picture → the view and its choices, from the runs that there are.
 
     The run shown is a live one, or the newest, that looked ahead; its gate where none has fired. Compared are the runs
-    that have ended and were evaluated, equal numbers of each name without its seed.
+    that have ended and were evaluated, of the names with the most seeds.
     """
     runs = [run for run in client.get("/runs", limit=200)["items"] if run["score"] is not None]
     if not runs:
@@ -99,7 +99,9 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
     for run in runs:
         if run["state"] == "succeeded":
             by_label.setdefault(run["name"].rstrip("0123456789"), []).append(run["id"])
-    compared = [run for of_label in by_label.values() for run in of_label[: max(1, _MOST_COMPARED // len(by_label))]]
+    most = max(map(len, by_label.values()), default=0)
+    alike = [of_label for of_label in by_label.values() if len(of_label) == most]
+    compared = [run for of_label in alike for run in of_label[: max(1, _MOST_COMPARED // len(alike))]]
     groups = [group["id"] for group in client.get("/groups", limit=200)["items"]]
     sweeps = [group for group in groups if client.heat_map(group) is not None]
     sweep = {"sweep": {"view": "compare", "groups": sweeps[:1], "card": "Sweep"}} if sweeps else {}
@@ -110,7 +112,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
         "gate": {"view": "run", "run": (fired or [look_ahead])[0], "part": "Gate"},
         "samples": {"view": "run", "run": look_ahead, "part": "Samples"},
         "compare": {"view": "compare", "runs": compared},
-        "benchmarks": {"view": "benchmarks", "runs": [of_label[0] for of_label in by_label.values()]},
+        "benchmarks": {"view": "benchmarks", "runs": [of_label[0] for of_label in alike]},
         "submit": {"view": "submit", "sweep": "1"},
     }
 
