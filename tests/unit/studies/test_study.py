@@ -209,6 +209,12 @@ def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_
     assert definition.largest_cost(wide) == (12 + 36 + 6, 6 * 48 + 12 * 6)
 
 
+def test_a_point_is_named_by_the_last_names_of_its_settings() -> None:
+    point = definition.Point(4.8e-4, "learner.mini_batches=4 learner.rule.momentum=0.3")
+    assert point.text == "0.00048, mini_batches=4, momentum=0.3"
+    assert str(point) == "lr-0.00048-mini_batches-4-momentum-0.3"
+
+
 TRAINER = """
 import json, sys, tomllib
 from pathlib import Path

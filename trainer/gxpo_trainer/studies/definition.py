@@ -227,13 +227,18 @@ class Point:
 
     def __str__(self) -> str:
         """`lr-0.00048-mini_batches-4`, a part of a folder's name."""
-        words = [word.rpartition("=") for word in self.settings.split()]
-        return "-".join([f"lr-{self.learning_rate:g}", *(f"{n.rpartition('.')[2]}-{v}" for n, _, v in words)])
+        return "-".join([f"lr-{self.learning_rate:g}", *(word.replace("=", "-", 1) for word in self.words)])
+
+    @property
+    def words(self) -> list[str]:
+        """`mini_batches=4`, …: the settings by their last names."""
+        pairs = (word.partition("=") for word in self.settings.split())
+        return [f"{name.rpartition('.')[2]}={value}" for name, _, value in pairs]
 
     @property
     def text(self) -> str:
         """`0.00048, mini_batches=4`."""
-        return ", ".join([f"{self.learning_rate:g}", *(word.rpartition(".")[2] for word in self.settings.split())])
+        return ", ".join([f"{self.learning_rate:g}", *self.words])
 
 
 @dataclass(frozen=True, slots=True)

@@ -389,7 +389,7 @@ def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineSt
             axes.set_title(arm.label, fontsize=10)
             by_value: dict[str, list[Any]] = {}
             for tried in arm.tuning:
-                by_value.setdefault(tried[0].settings.partition(" ")[0].rpartition(".")[2], []).append(tried)
+                by_value.setdefault(next(iter(tried[0].words), ""), []).append(tried)
             shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(by_value)))
             lines = [
                 (value, tuple(by_value[value]), {"color": shade, "marker": "o", "linestyle": "none"})
