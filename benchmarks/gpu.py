@@ -1,7 +1,8 @@
 """On a CUDA device: extrapolation, a GRPO pass and parking of a 1.5 B policy, each against what the device allows.
 
-Extrapolation is held against the bytes that it must move, the pass against the dense bf16 peak of the chip (the
-planner's table), parking and return against a plain copy from and to pinned memory. Prints the reason and does nothing
+Extrapolation is held against the bytes that it must move, the pass against the dense bf16 peak of the chip and the
+memory that the planner counts, the head and attention alone against the pass, parking and return against a plain copy
+from and to pinned memory. Prints the reason and does nothing
 where there is no device.
 """
 
@@ -18,13 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import Figure, median, ratio, save, single
+from benchmarks.measure import Figure, deviation, median, ratio, save, single
 from benchmarks.policies import LARGE_SHAPE, one_and_a_half_billion
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
-from gxpo_trainer.config import GxpoRule, RunConfig
+from gxpo_trainer.config import GxpoRule, ModelConfig, RunConfig
+from gxpo_trainer.learner.logprobs import TokenScorer, sequence_boundaries, varlen_attention
+from gxpo_trainer.learner.models import load_policy
 from gxpo_trainer.learner.shards import Parking
-from gxpo_trainer.planner.devices import devices
-from gxpo_trainer.planner.inputs import ModelShape
+from gxpo_trainer.planner.devices import Device, assumptions_for, devices
+from gxpo_trainer.planner.inputs import ModelShape, inputs_of, workload_of
+from gxpo_trainer.planner.memory import learner_parts
+from gxpo_trainer.planner.plan import MARGIN
 from gxpo_trainer.rules.predictors import Plan, extrapolate_by_ratio
 
 ELEMENTS = LARGE_SHAPE.parameters
@@ -74,12 +79,13 @@ def grpo_pass() -> list[Figure]:
     With the layers' eager kernels first, because Liger replaces the classes. Rows are packed where a kernel takes their
     boundaries; the figure's name says which.
     """
-    peak = bf16_peak(torch.cuda.get_device_name())
+    chip = known_chip(torch.cuda.get_device_name())
     work = batch(SEQUENCES, PROMPT, RESPONSE, LARGE_SHAPE.vocabulary)
     figures, taken = [], []
     with tempfile.TemporaryDirectory() as folder:
         policy = one_and_a_half_billion(Path(folder), "cuda")
         for kernels in ("eager", "auto"):
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             learner = learner_of(policy, "gpu", PROMPT + RESPONSE, TOKEN_BUDGET, kernels)
             seconds = pass_seconds(learner, work, torch.cuda.synchronize)
@@ -88,14 +94,27 @@ def grpo_pass() -> list[Figure]:
             name = f"GRPO pass, 1.5 B in bf16, {learner.attention}"
             figures.append(median(name, seconds, "s"))
             figures.append(single(f"{name}: peak memory in GiB", torch.cuda.max_memory_allocated() / 2**30))
+            if chip is not None:
+                reserved = [float(torch.cuda.max_memory_reserved())]
+                planned = planned_bytes(learner.config, LARGE_SHAPE, chip)
+                figures.append(deviation(f"{name}: planned memory, off by", planned, reserved, at_most=MARGIN))
             del learner
             gc.collect()
+        copies = reference_copies(policy)
     figures.append(ratio("GRPO pass, kernels of auto / eager", taken[1], taken[0]))
-    if peak is None:
+    figures += [median("copy of a reference of 1.5 B from pages of its files", copies, "s")]
+    micro_batches = SEQUENCES * (PROMPT + RESPONSE) // TOKEN_BUDGET
+    per_micro_batch = SEQUENCES // micro_batches
+    heads = head_seconds(LARGE_SHAPE, per_micro_batch * RESPONSE, "cuda", torch.cuda.synchronize)
+    layers = attention_seconds(LARGE_SHAPE, per_micro_batch, PROMPT + RESPONSE, torch.cuda.synchronize)
+    figures.append(ratio("head, share of a GRPO pass", [micro_batches * one for one in heads], seconds))
+    attentions = [micro_batches * LARGE_SHAPE.layers * one for one in layers]
+    figures.append(ratio("variable-length attention, share of a GRPO pass", attentions, seconds))
+    if chip is None:
         print(f"gpu: the planner has no peak of {torch.cuda.get_device_name()}; no share of it is given")
         return figures
     flops = model_flops(LARGE_SHAPE, SEQUENCES, PROMPT, RESPONSE)
-    shares = [flops / one / peak for one in seconds]
+    shares = [flops / one / chip.bf16_flops for one in seconds]
     return [*figures, median("GRPO pass, share of the dense bf16 peak", shares, "", at_least=0.4)]
 
 
@@ -174,13 +193,64 @@ def model_flops(shape: ModelShape, sequences: int, prompt: int, response: int) -
     return 3.0 * sequences * forward
 
 
-def bf16_peak(name: str) -> float | None:
-    """Dense bf16 products a second of the device that torch calls so, None where the planner does not know it."""
+def head_seconds(
+    shape: ModelShape, tokens: int, device: str, synchronize: Callable[[], None], repeats: int = 5
+) -> list[float]:
+    """Forward and backward pass of the head alone over that many predicted tokens, in bf16."""
+    head = torch.nn.Linear(shape.hidden, shape.vocabulary, bias=False, device=device, dtype=torch.bfloat16)
+    scorer = TokenScorer(head, None)
+    hidden = torch.randn(tokens, shape.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(shape.vocabulary, (tokens,), device=device)
+
+    def once() -> None:
+        logprobs: torch.Tensor = scorer(hidden, targets, 1.0, False)[0]
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+
+    return [_seconds(once, synchronize) for _ in range(repeats + 1)][1:]
+
+
+def attention_seconds(
+    shape: ModelShape, sequences: int, length: int, synchronize: Callable[[], None], repeats: int = 5
+) -> list[float]:
+    """Forward and backward pass of torch's variable-length attention of one layer over a packed row, in bf16."""
+
+    def values(heads: int) -> torch.Tensor:
+        size = (1, heads, sequences * length, shape.head_dim)
+        return torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    query, key, value = values(shape.heads), values(shape.kv_heads), values(shape.kv_heads)
+    boundaries = sequence_boundaries(torch.arange(length, device="cuda").repeat(sequences)[None])
+
+    def once() -> None:
+        varlen_attention(None, query, key, value, None, **boundaries)[0].sum().backward()  # type: ignore[no-untyped-call]
+
+    return [_seconds(once, synchronize) for _ in range(repeats + 1)][1:]
+
+
+def reference_copies(policy: Path, repeats: int = 5) -> list[float]:
+    """Seconds of the copy of all weights from pages of their file to the GPU."""
+    pages = list(load_policy(ModelConfig(path=str(policy)), precision="bf16").parameters())
+
+    def once() -> None:
+        for tensor in pages:
+            tensor.to("cuda")
+
+    return [_seconds(once, torch.cuda.synchronize) for _ in range(repeats + 1)][1:]
+
+
+def planned_bytes(config: RunConfig, shape: ModelShape, chip: Device) -> float:
+    """What the planner counts of the memory that torch reserves for a learner: without runtime and weights sent."""
+    inputs, assumed = inputs_of(config, shape, chip), assumptions_for(chip)
+    parts = learner_parts(inputs, assumed, workload_of(inputs, assumed), publishes=False)
+    return float(sum(size for name, size in parts.items() if name != "runtime"))
+
+
+def known_chip(name: str) -> Device | None:
+    """The planner's device that torch calls so, None where it does not know it."""
     words = name.upper().replace("-", " ").split()
-    chips = [
-        device for device in devices().values() if {kind.partition("-")[0] for kind in device.ray_names} & {*words}
-    ]
-    return chips[0].bf16_flops if chips else None
+    return next(
+        (chip for chip in devices().values() if {kind.partition("-")[0] for kind in chip.ray_names} & {*words}), None
+    )
 
 
 def _seconds(action: Callable[[], object], synchronize: Callable[[], None]) -> float:

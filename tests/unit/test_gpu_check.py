@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu import ELEMENTS, model_flops
+from benchmarks.gpu import ELEMENTS, head_seconds, known_chip, model_flops, planned_bytes
 from benchmarks.policies import LARGE_SHAPE
+from gxpo_trainer.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,3 +108,18 @@ def test_a_pass_counts_six_products_a_parameter_and_token() -> None:
     assert model_flops(LARGE_SHAPE, 1, 2048, 0) == pytest.approx(
         3 * 2048 * (2 * (ELEMENTS - 151_936 * 1536) + 4 * 28 * 1536 * 1024), rel=1e-3
     )
+
+
+def test_the_head_alone_and_the_planned_memory_are_of_the_same_pass() -> None:
+    small = replace(LARGE_SHAPE, hidden=8, vocabulary=32)
+    seconds = head_seconds(small, 5, "cpu", lambda: None, repeats=2)
+    assert len(seconds) == 2
+    assert min(seconds) > 0
+    chip = known_chip("NVIDIA H100 80GB HBM3")
+    assert chip is not None
+    assert known_chip("NVIDIA GeForce 256") is None
+    learner = {"rule": {"name": "grpo"}, "precision": "bf16", "zero_stage": 2, "token_budget": 16384}
+    settings = RunConfig.model_validate({"model": {"max_length": 2048}, "learner": learner})
+    planned = planned_bytes(settings, LARGE_SHAPE, chip)
+    # Weights in bf16; masters, gradients and two moments in fp32; and besides activations and a chunk of logits.
+    assert 18 * ELEMENTS < planned < 40 * ELEMENTS
