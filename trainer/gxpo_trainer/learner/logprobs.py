@@ -10,6 +10,7 @@ the keyword arguments of `sequence_boundaries`, which `flash_attention_2` takes 
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -41,6 +42,13 @@ def attention_of(model_config: Any) -> str:
     """transformers' name of the attention of a loaded model, from its config."""
     name: str = model_config._attn_implementation
     return name
+
+
+def with_attention(model_config: Any, name: str) -> Any:
+    """A copy of a model's config that names another attention, for transformers' masks."""
+    changed = copy.copy(model_config)
+    changed._attn_implementation = name
+    return changed
 
 
 def sequence_boundaries(position_ids: Tensor) -> dict[str, Any]:
@@ -145,7 +153,7 @@ class PolicyModule(nn.Module):
         settings: dict[str, Any] = {}
         if parallel is not None:
             own = parallel.columns(micro)
-            settings, mask = parallel.masks(config, micro), None
+            settings, mask = parallel.masks(with_attention(config, attention), micro), None
         if attention in VARIABLE_LENGTH:
             settings |= sequence_boundaries(micro.position_ids)
         output = self.backbone(

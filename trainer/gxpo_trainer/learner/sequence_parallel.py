@@ -8,7 +8,6 @@ same loss; its gradient flows back through the rank's own columns, so that the s
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -76,19 +75,18 @@ class SequenceParallel:
         )
 
     def masks(self, model_config: Any, micro: MicroBatch) -> dict[str, Any]:
-        """Keyword arguments of the model with the masks over whole rows that transformers would build itself."""
+        """Keyword arguments of the model with the masks over whole rows, which transformers would build itself; the
+        config names the attention over whole columns."""
         from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-        config = copy.copy(model_config)
-        config._attn_implementation = self.attention
         shape = {
-            "config": config,
+            "config": model_config,
             "inputs_embeds": torch.empty(*micro.input_ids.shape, 0, device=micro.input_ids.device),
             "attention_mask": micro.attention_mask,
             "past_key_values": None,
             "position_ids": micro.position_ids,
         }
-        windowed = getattr(config, "sliding_window", None) is not None
+        windowed = getattr(model_config, "sliding_window", None) is not None
         return {
             "whole_mask": create_causal_mask(**shape),
             "window_mask": create_sliding_window_causal_mask(**shape) if windowed else None,
