@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from support.ray_clusters import LOOPBACK, await_nodes, running_head
 from support.rollouts import trained_rows
@@ -136,9 +137,13 @@ def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, mon
     monkeypatch.setattr("gxpo_trainer.runtime.ray_session.MIN_WAIT_S", 1.0)
     config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu", "wait_s": 0}})
     placement = Placement.decide(config)
-    waited = []
-    with pytest.raises(ConfigError, match=r"on separate nodes.*placement.strategy") as caught:
-        reserve(placement, owned=False, on_wait=waited.append)
-    assert waited[0] == "a second node"
+    waited: list[str] = []
+    another_run = ray.util.placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
+    try:
+        with pytest.raises(ConfigError, match=r"on separate nodes.*placement.strategy") as caught:
+            reserve(placement, owned=False, on_wait=waited.append)
+    finally:
+        ray.util.remove_placement_group(another_run)
+    assert set(waited) == {"a second node"}, "what another run holds of the only node would not be enough"
     assert caught.value.reason == "no_resources"
     assert placement.group.handle is None

@@ -93,20 +93,26 @@ def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[in
 
 
 @pytest.mark.parametrize(
-    ("settings", "available", "words"),
+    ("settings", "available", "nodes", "words"),
     [
-        ({"samplers": 3}, {"CPU": 16, "GPU": 1}, "3 GPUs"),
-        ({"samplers": 3}, {"CPU": 3, "GPU": 3}, "1 GPU and 0.5 CPUs"),
-        ({"samplers": 3}, {}, "4 GPUs and 3.5 CPUs"),
-        ({"samplers": 1}, {"CPU": 2, "GPU": 2}, "a node with 1 GPU and 1 CPU"),
-        ({"strategy": "split"}, {"CPU": 16, "GPU": 8}, "a second node"),
+        ({"samplers": 3}, {"CPU": 16, "GPU": 1}, 1, "3 GPUs"),
+        ({"samplers": 3}, {"CPU": 3, "GPU": 3}, 1, "1 GPU and 0.5 CPUs"),
+        ({"samplers": 3}, {}, 0, "4 GPUs and 3.5 CPUs"),
+        ({"samplers": 1}, {"CPU": 2, "GPU": 2}, 2, "a node with 1 GPU and 1 CPU"),
+        ({"strategy": "split"}, {"CPU": 16, "GPU": 8}, 1, "a second node"),
+        # What another run holds of the only node would not be enough.
+        ({"strategy": "split"}, {"CPU": 1, "GPU": 1}, 1, "a second node"),
+        ({"strategy": "split"}, {"CPU": 1.5, "GPU": 2}, 2, "0.5 CPUs"),
+        ({"strategy": "split"}, {"CPU": 16, "GPU": 8}, 2, "a node with 1 GPU and 1 CPU"),
         # One GPU on each node: more of them never hold an engine over two.
-        ({"tensor_parallel": 2}, {"CPU": 32, "GPU": 4}, "a node with 2 GPUs and 1 CPU"),
+        ({"tensor_parallel": 2}, {"CPU": 32, "GPU": 4}, 4, "a node with 2 GPUs and 1 CPU"),
     ],
 )
-def test_a_run_that_waits_says_for_what(settings: dict[str, Any], available: dict[str, float], words: str) -> None:
+def test_a_run_that_waits_says_for_what(
+    settings: dict[str, Any], available: dict[str, float], nodes: int, words: str
+) -> None:
     # One rank with 1 CPU; engines with 0.75 each; 0.25 for the verifier.
-    assert missing(placement("gpu", **settings).bundles(), available) == words
+    assert missing(placement("gpu", **settings).bundles(), available, nodes) == words
 
 
 @pytest.mark.parametrize(

@@ -215,13 +215,14 @@ def result_of(call: Any) -> Any:
         raise cause from error
 
 
-def missing(bundles: Bundles, available: Mapping[str, float]) -> str:
-    """What the bundles wait for, such as `3 GPUs and 2 CPUs`, of what is not in use."""
+def missing(bundles: Bundles, available: Mapping[str, float], nodes: int) -> str:
+    """What the bundles wait for, such as `3 GPUs and 2 CPUs`. available: what is not in use of the cluster's nodes."""
+    if bundles.strategy == "STRICT_SPREAD" and nodes < len(bundles.resources):
+        return "a second node"  # nothing that others release takes its place
     if short := shortage(bundles, available):
         return describe(short)
     # The sum fits, but no node has room for one of the bundles, which are never divided among nodes.
-    separate = bundles.strategy == "STRICT_SPREAD"
-    return "a second node" if separate else f"a node with {describe(max(bundles.resources, key=_size))}"
+    return f"a node with {describe(max(bundles.resources, key=_size))}"
 
 
 def unplaced(bundles: Bundles, nodes: Sequence[Mapping[str, float]], waited_s: float) -> ConfigError:

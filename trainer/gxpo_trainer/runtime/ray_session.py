@@ -115,7 +115,7 @@ def reserve(
                 return placement
             else:
                 available = ray.available_resources()  # type: ignore[no-untyped-call]
-                on_wait(missing(bundles, available))
+                on_wait(missing(bundles, available, len(alive_nodes())))
                 timeout_s = _POLL_S
                 if time.monotonic() >= deadline:
                     raise unplaced(bundles, alive_nodes(), wait_s)
