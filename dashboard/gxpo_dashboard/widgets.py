@@ -55,6 +55,14 @@ def focus(selector: str) -> None:
     st.html(script, unsafe_allow_javascript=True)
 
 
+def sentence(part: Mapping[str, Any], key: str) -> bool:
+    """A sentence of a headline, a button for its evidence; whether it was pressed."""
+    return st.button(
+        f"**{plain(part['text'])}**", key=key, type="tertiary", icon=":material/arrow_outward:", icon_position="right",
+        wrap=True,
+    )  # fmt: skip
+
+
 _DRAWING_S = 0.8
 """Approximate time of a browser to load Vega and draw twenty lines."""
 
@@ -78,8 +86,12 @@ def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS) -> str:
             "Smoothing", "smooth", permalinks.SMOOTHING, "0", help="Over all steps; not of gates and passes."
         )
         permalinks.check("Hide outliers", "calm", help="Values further from the quartiles than 3 interquartile ranges.")
-        permalinks.text("Visible from", "from", help="With *Visible to*, what dragging over a chart selects.")
-        permalinks.text("Visible to", "to")
+        ends = [
+            permalinks.text("Visible from", "from", help="With *Visible to*, what dragging over a chart selects."),
+            permalinks.text("Visible to", "to"),
+        ]
+        if all(ends) and permalinks.span(x) is None:
+            st.caption(":red[Visible from and to are two numbers, the smaller one first.]")
     if (span := permalinks.span(x)) is not None:
         label = f"Reset zoom ({figure(span[0])} to {figure(span[1])})"
         st.button(label, icon=":material/zoom_out_map:", type="tertiary", on_click=permalinks.zoom, key="reset-zoom")

@@ -74,6 +74,27 @@ def test_the_wheel_scrolls_the_page_and_dragging_zooms_all_charts_until_the_rese
     page.press("Reset zoom")
     page.wait(lambda: page.chart("-reward", X) == whole, "the whole axis")
     assert not {"from", "to"} & page.query.keys()
+    page.press("Curves")
+    page.fill("Visible from", "20")
+    page.fill("Visible to", "10")
+    page.shows("Visible from and to are two numbers, the smaller one first.")
+    page.fill("Visible from", "5")
+    page.wait(
+        lambda: {x for _, x, _ in page.chart("-reward", ROWS) or ()} == {*range(5, 11)}, "the range that was typed"
+    )
+
+
+def test_a_long_name_pushes_no_column_out_of_sight(site: Site, page: Page) -> None:
+    run = site.recorded["demo"]
+    site.http.patch(f"/runs/{run}", json={"name": "long name " * 20}).raise_for_status()
+    try:
+        with page.sized(1280):
+            page.open("runs")
+            page.one(f".rows-table tr[id='{run}'] a")
+            width = "const table = document.querySelector('.rows-table'); return table.scrollWidth - table.clientWidth"
+            assert page.script(width) == 0
+    finally:
+        site.http.patch(f"/runs/{run}", json={"name": "demo"}).raise_for_status()
 
 
 def test_a_click_on_a_header_is_the_order_of_the_service_and_shown(page: Page) -> None:

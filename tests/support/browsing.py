@@ -252,12 +252,28 @@ class Page:
             return self.driver.switch_to.active_element == self.one(named)
 
         self.wait(has_focus, f"the box {label!r} to take the keys")
-        self.keys().key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).perform()
+        self._replace(text)
+
+    def _replace(self, text: str) -> None:
+        self.shortcut("a")
         self.keys().send_keys(text).send_keys(Keys.ENTER).perform()
+
+    def tab_to(self, label: str, text: str) -> None:
+        """Go to the box with this label by Tab, and type."""
+        for _ in range(100):
+            if self.driver.switch_to.active_element.get_attribute("aria-label") == label:
+                self._replace(text)
+                return self.settle()
+            self.keys().send_keys(Keys.TAB).perform()
+        raise AssertionError(f"no Tab leads to {label!r}")
+
+    def shortcut(self, key: str) -> None:
+        """Ctrl and a key."""
+        self.keys().key_down(Keys.CONTROL).send_keys(key).key_up(Keys.CONTROL).perform()
 
     def go_to(self, words: str, first: str = "") -> None:
         """Open what the search finds for these words, by keys alone: one match, or the first of several."""
-        self.keys().key_down(Keys.CONTROL).send_keys("k").key_up(Keys.CONTROL).perform()
+        self.shortcut("k")
         box = "return document.activeElement.matches('[role=dialog] input')"
         self.wait(lambda: self.script(box), "the search to have the focus")
         self.keys().send_keys(words).perform()

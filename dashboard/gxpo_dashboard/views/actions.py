@@ -13,6 +13,7 @@ from gxpo_client.formats import comma_separated
 from gxpo_dashboard.labels import ACTIONS, NO_RIGHT, plain
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.permalinks import go
+from gxpo_dashboard.widgets import focus
 
 Json = dict[str, Any]
 
@@ -112,6 +113,8 @@ def _confirm(action: str, runs: list[Json]) -> None:
     for run in runs:
         if refusal := run.get("refusal"):
             st.error(plain(f"{run['name']}: {refusal}"), icon=":material/error:")
+    if action == "cancel":  # Enter confirms; what deletes is not one key away
+        focus(".st-key-confirm-cancel button")
     label = f"{action.capitalize()} run" if len(runs) == 1 else f"{action.capitalize()} {len(runs)} runs"
     if st.button(label, type="primary", key=f"confirm-{action}"):
         with visitor.guarded():

@@ -19,7 +19,7 @@ from gxpo_dashboard.view_models.rules import Rule
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
 from gxpo_dashboard.views import actions, explorer, records, samples
-from gxpo_dashboard.widgets import axis, chart, empty, grid
+from gxpo_dashboard.widgets import axis, chart, empty, grid, sentence
 
 Json = dict[str, Any]
 
@@ -96,14 +96,7 @@ def _headline(run: Json) -> None:
             if topic == "state" and run["state"] == "failed":
                 # Text to copy, and what can be done.
                 st.error(f"{text} {plain(REASONS.get(run['reason'], ''))}", icon=":material/error:")
-            elif st.button(
-                f"**{text}**",
-                type="tertiary",
-                icon=":material/arrow_outward:",
-                icon_position="right",
-                wrap=True,
-                key=f"headline-{topic}",
-            ):
+            elif sentence(part, f"headline-{topic}"):
                 if topic == "comparison":
                     permalinks.go("compare", runs=runs)
                 own = None if runs else _EVIDENCE.get(topic, "Events")

@@ -19,7 +19,7 @@ from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import actions, explorer
-from gxpo_dashboard.widgets import cursors, empty, pager, table, text_table
+from gxpo_dashboard.widgets import cursors, empty, pager, sentence, table, text_table
 
 Json = dict[str, Any]
 
@@ -118,18 +118,14 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
             go("run", run=opened)  # before the list is requested and drawn for nothing
         page = visitor.client().get("/runs", **query, cursor=visited[-1] if visited else None)
         runs = page["items"]
-        if page["total"] is not None:
-            st.session_state["runs_total"] = page["total"]
-        total = st.session_state.get("runs_total")
+        if not visited:  # later pages do not say what all of them hold
+            st.session_state["runs_whole"] = page
+        whole = st.session_state.get("runs_whole", {})
+        total = whole.get("total")
         if not runs:
             _nothing(query, bool(visited))
         else:
-            baseline = _baseline(baseline_id, runs)
-            states = [run["state"] for run in runs]
-            chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
-            here = "on this page " if total is not None and total > len(runs) else ""
-            summary = f"**{number_of(total or len(runs), 'run')}**", f"{here}{' '.join(chips)}"
-            _table(runs, columns, key, query, summary, baseline)
+            _table(runs, columns, key, query, whole, _baseline(baseline_id, runs))
         if visited or page["next_cursor"]:
             of = f" of {count(total)}" if total is not None else ""
             pager("runs", visited, page["next_cursor"], len(visited) * query["limit"], len(runs), of)
@@ -140,7 +136,7 @@ def _table(
     columns: Sequence[str],
     key: str,
     query: Json,
-    summary: tuple[str, str],
+    whole: Json,
     baseline: Json | None,
 ) -> None:
     """Show the runs below the actions on the selected ones, next to their curves. A click on a header orders by its
@@ -153,7 +149,7 @@ def _table(
     selected = selected if kept is None else [run for run in by_id if run in kept]
     st.session_state[f"selection-{key}"] = selected
     chosen = [by_id[run] for run in selected]
-    _bar(chosen, baseline, *summary)
+    _bar(chosen, baseline, whole)
     pointed = [by_id[run] for run in [state.get("pointed")] if chosen and run in by_id]
     previewed = {run["id"]: run for run in (*chosen[: _MOST_PREVIEWED - len(pointed)], *pointed)}
     rules = visitor.rules()
@@ -222,12 +218,21 @@ def _trends(runs: Sequence[Json]) -> dict[str, str]:
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
 
 
-def _bar(chosen: list[Json], baseline: Json | None, total: str, states: str) -> None:
-    """The number of runs, and actions on the selected ones. As high without a selection: rows stay where they are."""
+def _bar(chosen: list[Json], baseline: Json | None, whole: Json) -> None:
+    """The headline of the list, or actions on the selected runs: as high without any, so that rows stay where they are.
+
+    whole: the list's first page.
+    """
     ids = [run["id"] for run in chosen]
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="bar"):
+        total = f"**{number_of(whole.get('total') or 0, 'run')}**"
         if not chosen:
-            st.markdown(f"{total} {states}", width="content")
+            states = whole.get("states") or {}
+            chips = [f"{count(states[state])} {state_chip(state)}" for state in STATES if state in states]
+            st.markdown(f"{total} {' '.join(chips)}", width="content")
+            for part in (whole.get("headline") or {"parts": []})["parts"]:
+                if part["runs"] and sentence(part, "headline-best"):
+                    go("run", run=part["runs"][0])
             pinned = f" Baseline: {plain(baseline['name'])}." if baseline is not None else ""
             keys = "Keys: j and k move, x selects, Enter opens, c compares."
             st.caption(f"Select rows to act on them. {keys}{pinned}", width="content")

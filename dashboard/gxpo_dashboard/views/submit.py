@@ -53,8 +53,8 @@ def show() -> None:
             sweep = permalinks.check("Sweep", "sweep")
         chosen = by_name[preset]
         st.caption(plain(chosen["summary"]))
-        if "clone_of" in chosen:
-            focus("input[aria-label=Name]")
+        if "clone_of" in chosen or sweep:
+            focus(f"input[aria-label='{'learning rate' if sweep else 'Name'}']")
         form, outcome = st.columns([3, 2], gap="large")
         with form:
             first_place = st.container()

@@ -22,9 +22,11 @@ _LAST_EVENTS = 12
 
 
 def runs(args: argparse.Namespace, client: Client) -> None:
-    names = ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order", "limit", "archived")
-    rows = client.all_of("/runs", **{name: getattr(args, name) for name in names})
+    names = ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order", "archived")
+    query = {name: getattr(args, name) for name in names}
+    rows = client.all_of("/runs", limit=args.limit, **query)
     if rows and not args.json:
+        tables.print_headline(client.get("/runs", limit=1, **query)["headline"]["text"])
         tables.SCREEN.print(tables.table(tables.RUN_HEADER, list(map(tables.run_row, rows)), left=5))
     else:
         output(args, rows, note="no matching runs; submit one with `gxpo submit --preset demo`")

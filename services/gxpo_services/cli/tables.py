@@ -31,6 +31,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title:
     return grid
 
 
+def print_headline(text: str) -> None:
+    SCREEN.print(Text(one_line(text, 4000), style="bold"), soft_wrap=True)
+
+
 RUN_HEADER = "id,name,state,rule,progress,steps,backward passes,accuracy,reward,left,age".split(",")
 
 
@@ -91,7 +95,7 @@ def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table 
 def print_comparison(comparison: Json) -> None:
     """Print the headline, the tables, the excluded runs and the rest of what the evidence supports."""
     headline, *evidence = plain(comparison["evidence"]).splitlines()
-    SCREEN.print(Text(f"{headline}\n", style="bold"), soft_wrap=True)
+    print_headline(headline)
     for part in comparison["tables"]:
         rows = [[one_line(cell) for cell in row] for row in part["rows"]]
         SCREEN.print(table(part["header"], rows, title=one_line(part["title"])))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -27,7 +26,7 @@ from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, Summary
 from gxpo_services.run_states import EXECUTING, TERMINAL, RunState
 from gxpo_services.runs import service
 from gxpo_services.runs.listing import REWARD
-from gxpo_services.runs.schemas import RunView
+from gxpo_services.runs.schemas import HeadlineView, RunView
 from gxpo_trainer.compare.curves import EvaluationCurve, Point, RunCurves, at_budget, peak
 from gxpo_trainer.compare.evidence import against
 from gxpo_trainer.compare.groups import common_budgets
@@ -35,7 +34,6 @@ from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.config.rules import RULE_CHOICE, in_words, rule_name
 
-Topic = Literal["state", "gate", "evaluation", "comparison", "signal"]
 Last = Mapping[str, Summary]
 """Last and extreme values by metric."""
 _TAU, _SHUTOFF = GATE_ENDS
@@ -43,21 +41,6 @@ _ACTIVE, _FLAT, _LOSS = "gate/active", "reward/no_signal", "policy/loss"
 _RATE = "learner.optimizer.learning_rate"
 _MOST_BASELINES = 20
 _NO_RECORDS = np.empty(0, dtype=metrics.RECORD)
-
-
-class HeadlinePart(BaseModel):
-    """A sentence, or a few about one thing."""
-
-    topic: Topic
-    text: str = Field(description="May quote the trainer's message: never render it as markup.")
-    runs: list[str] = Field([], description="Ids of the runs that it compares, or of those that hold resources.")
-
-
-class HeadlineView(BaseModel):
-    """What became of a run."""
-
-    text: str = Field(description="All sentences.", examples=["Running: step 12 of 40. The gate has not fired."])
-    parts: list[HeadlinePart]
 
 
 def state_sentence(run: RunView, holders: Sequence[str] = ()) -> str:
@@ -166,15 +149,13 @@ def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView
     own, ended = curves.get(run.number), run.state in TERMINAL
     evaluated = {other: (label, curves[number]) for number, other, label in baselines if number in curves}
     difference, other = comparison_sentence(own, evaluated)
-    told: list[tuple[Topic, str, list[str]]] = [
+    return HeadlineView.of(
         ("state", state_sentence(view, list(holders.values())), list(holders)),
         ("gate", gate_sentence(run.config["learner"]["rule"], last, ended), []),
         ("evaluation", evaluation_sentence(own, last, ended), []),
         ("comparison", difference, [run.id, other]),
         ("signal", signal_sentence(last), []),
-    ]
-    parts = [HeadlinePart(topic=topic, text=text, runs=runs) for topic, text, runs in told if text]
-    return HeadlineView(text=" ".join(part.text for part in parts), parts=parts)
+    )
 
 
 def _baselines(session: Session, run: Run) -> list[tuple[int, str, str]]:

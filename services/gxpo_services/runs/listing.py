@@ -5,20 +5,22 @@ a stable order. Pages are keyset pages, so new runs do not shift them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Float, Integer, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
+from gxpo_client.formats import percent
 from gxpo_services.api.errors import Invalid
 from gxpo_services.api.fields import Kind, Value, decode_cursor, encode_cursor
 from gxpo_services.db.tables import Group, MetricLast, Run, RunDocument, RunSearch, RunTag
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.configs import setting
-from gxpo_services.runs.schemas import ListQuery, Progress, RunPage, RunView, with_progress
+from gxpo_services.runs.schemas import HeadlineView, ListQuery, Progress, RunPage, RunView, with_progress
+from gxpo_trainer.config.rules import in_words
 
 # Table columns instead of ORM attributes: their statements compile and run in half the time.
 _run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))
@@ -174,15 +176,34 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
     return [rows[number] for number in numbers if number in rows]
 
 
+def _headline(session: Session, states: Mapping[str, int], conditions: Sequence[ColumnElement[bool]]) -> HeadlineView:
+    """How many runs are in each state, and the one whose last evaluation is the most accurate."""
+    counts = ", ".join(f"{states[state]:,} {state}" for state in RunState if state in states)
+    scored = select(_run.id, _run.name, _run.score, _run.backward_passes, _run.number).where(_run.score.is_not(None))
+    best = session.execute(scored.where(*conditions).order_by(_run.score.desc(), _run.number.desc()).limit(1)).first()
+    accuracy = ""
+    if best is not None:
+        config = session.scalar(select(RunDocument.config).where(RunDocument.run_number == best.number)) or {}
+        tasks = in_words(list(setting(config, "evaluation.benchmarks") or ["its problems"]), "and")
+        passes = f" after {best.backward_passes:,.0f} backward passes" if best.backward_passes else ""
+        accuracy = f"Most accurate: {best.name}, {percent(best.score)} on {tasks}{passes}."
+    return HeadlineView.of(
+        ("state", f"{counts}." if counts else "", []), ("evaluation", accuracy, [best.id] if best is not None else [])
+    )
+
+
 def list_runs(session: Session, query: ListQuery) -> RunPage:
     """A page of the list. Raises Invalid for an unknown order or a cursor of another order."""
     order = _order(session, query)
     after = decode_cursor(query.cursor, order.word, order.kind) if query.cursor is not None else None
     conditions = _conditions(query, session.get_bind().dialect.name)
     rows = _page(session, conditions, order, after, query.limit + 1)
-    total = None
+    states: dict[str, int] | None = None
+    headline = None
     if after is None:
-        total = session.scalar(select(func.count()).select_from(Run.__table__).where(*conditions))
+        counted = select(_run.state, func.count()).where(*conditions).group_by(_run.state)
+        states = dict(session.execute(counted).all())
+        headline = _headline(session, states, conditions)
     sort_values = dict(rows[: query.limit])
     numbers = list(sort_values)
     values = metrics.last_values(session, numbers, query.with_metric) if query.with_metric else {}
@@ -202,4 +223,6 @@ def list_runs(session: Session, query: ListQuery) -> RunPage:
     if len(rows) > query.limit:
         number, value = rows[query.limit - 1]
         next_cursor = encode_cursor(order.word, value, number)
-    return RunPage.model_validate({"items": items, "next_cursor": next_cursor, "total": total})
+    total = None if states is None else sum(states.values())
+    whole = {"total": total, "states": states, "headline": headline}
+    return RunPage.model_validate({"items": items, "next_cursor": next_cursor, **whole})

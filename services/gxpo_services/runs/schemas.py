@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field
 
@@ -154,10 +154,39 @@ class RunDetail(RunView):
     cost: RunCost
 
 
+class HeadlinePart(BaseModel):
+    """A sentence, or a few about one thing."""
+
+    topic: Literal["state", "gate", "evaluation", "comparison", "signal"]
+    text: str = Field(description="May quote names and the trainer's message: never render it as markup.")
+    runs: list[str] = Field(
+        [], description="Ids of the runs that it names or compares, or of those that hold resources."
+    )
+
+
+class HeadlineView(BaseModel):
+    """What became of a run, or what a list of runs says over all its pages."""
+
+    text: str = Field(description="All sentences.", examples=["Running: step 12 of 40. The gate has not fired."])
+    parts: list[HeadlinePart]
+
+    @classmethod
+    def of(cls, *parts: tuple[str, str, list[str]]) -> Self:
+        """parts: topic, text and runs; without those that have no text."""
+        told = [
+            HeadlinePart.model_validate({"topic": topic, "text": text, "runs": runs})
+            for topic, text, runs in parts
+            if text
+        ]
+        return cls(text=" ".join(part.text for part in told), parts=told)
+
+
 class RunPage(Page[RunView]):
     """A page of a list."""
 
     total: int | None = Field(description="Number of matching runs; on the first page only.")
+    states: dict[RunState, int] | None = Field(description="The same by state.")
+    headline: HeadlineView | None = Field(description="The states, and the most accurate run; on the first page only.")
 
 
 class RunValidation(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,7 +127,26 @@ def test_filters_alone_and_together(client: TestClient, database: Database, many
         expected = {run.id for run in runs if wanted(run)}
         listed = walk(client, limit=200, **query)
         assert {run["id"] for run in listed} == expected, query
-        assert client.get(f"{API}/runs", params={**query, "limit": 1}).json()["total"] == len(expected), query
+        first = client.get(f"{API}/runs", params={**query, "limit": 1}).json()
+        assert first["total"] == len(expected), query
+        among = [run for run in runs if run.id in expected]
+        assert first["states"] == Counter(run.state for run in among), query
+        scored = sorted((run.score, run.number, run.id) for run in among if run.score is not None)
+        parts = {part["topic"]: part["runs"] for part in first["headline"]["parts"]}
+        assert parts == ({"state": []} if among else {}) | ({"evaluation": [scored[-1][2]]} if scored else {}), query
+
+
+def test_the_headline_names_the_most_accurate_run_and_its_task(client: TestClient, database: Database) -> None:
+    def change(run: Run, index: int) -> None:
+        run.name, run.state = f"run {index}", ["running", "succeeded", "succeeded"][index]
+        run.score, run.backward_passes = [None, 0.9104, 0.4][index], 1200.0
+
+    add_runs(database, 3, change)
+    body = client.get(f"{API}/runs", params={"limit": 1}).json()
+    words = "Most accurate: run 1, 91.0% on word_problems after 1,200 backward passes."
+    assert body["headline"]["text"] == f"1 running, 2 succeeded. {words}"
+    later = client.get(f"{API}/runs", params={"limit": 1, "cursor": body["next_cursor"]}).json()
+    assert (later["total"], later["states"], later["headline"]) == (None, None, None)
 
 
 def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, database: Database) -> None:
