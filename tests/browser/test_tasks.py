@@ -154,6 +154,14 @@ def test_the_tasks_by_keys_alone(site: Site, page: Page) -> None:
     page.go_to("fired", "fired · ✔ succeeded")
     page.shows("The gate fired at step 20 (largest z")
     page.shows("Finished at step 30 of 30: steps done.")
+    curves = "const at = document.activeElement; return at.matches('button') && at.innerText.includes('Curves')"
+    while not page.script(curves):
+        page.keys().send_keys(Keys.TAB).perform()
+    page.keys().send_keys(Keys.ENTER).perform()
+    page.tab_to("Visible from", "10")
+    page.tab_to("Visible to", "20")
+    page.wait(lambda: (page.query.get("from"), page.query.get("to")) == (["10"], ["20"]), "the range in the address")
+    page.keys().send_keys(Keys.ESCAPE).perform()
     page.go_to("run samples")
     page.shows("Gold answer")
     page.go_to("details config")

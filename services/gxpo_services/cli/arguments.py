@@ -35,14 +35,14 @@ def register(subparsers: Subparsers) -> None:
 
     parser = _command(subparsers, "sweep", "submit:sweep", "submit a grid of runs after showing its cost")
     parser.add_argument("config", metavar="RUN.toml", nargs="?", type=Path, help="base run file (.toml or .json)")
-    parser.add_argument("--base", metavar="NAME", help="base preset instead of a file")
+    parser.add_argument("--preset", metavar="NAME", help="base preset instead of a file")
     parser.add_argument("--study", metavar="STUDY.toml", type=Path, help="a study file instead (docs/studies.md)")
     parser.add_argument("--set", **_SET)
     parser.add_argument("--grid", metavar="A.B=X,Y", action="append", default=[], help="setting and values; repeatable")
     parser.add_argument(
         "--seeds", metavar="N,N", type=_whole_numbers, default=[], help="seeds per grid point, e.g. 0,1,2 or 0-4"
     )
-    parser.add_argument("--preset", metavar="NAME", help="predefined grid: alpha, k, tau or rules")
+    parser.add_argument("--predefined", metavar="NAME", help="predefined grid: alpha, k, tau or rules")
     parser.add_argument("--control", action="store_true", help="add GRPO at learning rate × (αK + 1)")
     _about(parser)
     parser.add_argument("--check", action="store_true", help="show the cost only")

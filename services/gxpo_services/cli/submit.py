@@ -97,13 +97,13 @@ def cost_words(cost: Json) -> str:
 
 
 def sweep(args: argparse.Namespace, client: Client) -> None:
-    if sum(source is not None for source in (args.config, args.base, args.study)) != 1:
-        raise ConfigError("name a run file, a preset with --base, or a study with --study")
+    if sum(source is not None for source in (args.config, args.preset, args.study)) != 1:
+        raise ConfigError("name a run file, a preset with --preset, or a study with --study")
     if args.study is not None:
         _study(args, client)
         return
-    config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
-    body = run_body(config, client) | _about(args) | {"control": args.control, "preset": args.preset}
+    config = load_preset(args.preset, args.set) if args.preset else load_run(args.config, args.set)
+    body = run_body(config, client) | _about(args) | {"control": args.control, "preset": args.predefined}
     body |= {"base": {"toml": body.pop("toml")}, "grid": dict(map(_grid_axis, args.grid)), "seeds": args.seeds}
     plan = client.post("/sweeps/validate", body=body)
     if not plan["valid"]:

@@ -206,6 +206,8 @@ def test_group_names_become_unique() -> None:
     assert labels(*two_suffice)[0] == "GXPO K=5 alpha=0.1 tau=1"
     assert labels(config(alpha=0.1), config(alpha=0.5)) == ["GXPO K=5 alpha=0.1", "GXPO K=5 alpha=0.5"]
     assert labels(config(rate=1e-5), config(rate=2e-5)) == ["GXPO K=5 lr 1e-05", "GXPO K=5 lr 2e-05"]
+    batches = labels(*({"learner": {"mini_batches": number}} for number in (1, 4)))
+    assert batches == ["GXPO K=5 mini_batches=1", "GXPO K=5 mini_batches=4"]
     # Settings of the rule come first, wherever the config has them.
     outside = [{"batch": batch, **config(tau=tau)} for batch, tau in ((1, 1), (2, 2), (1, 2))]
     assert labels(*outside) == ["GXPO K=5 tau=1 batch=1", "GXPO K=5 tau=2 batch=2", "GXPO K=5 tau=2 batch=1"]

@@ -93,7 +93,7 @@ def _disambiguate(label: str, configs: Mapping[str, Mapping[str, str]]) -> dict[
 def _word(name: str, config: Mapping[str, str]) -> str:
     text = str(config.get(name))
     shown = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
-    return f"{name.removeprefix('learner.rule.')}={shown}"
+    return f"{name.removeprefix('learner.').removeprefix('rule.')}={shown}"
 
 
 def seed_band(group: SeedGroup, curve: EvaluationCurve) -> tuple[Floats, Floats]:

@@ -82,7 +82,7 @@ def test_a_check_prints_the_cost_or_what_only_the_server_refuses_and_creates_not
 
 
 def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Gxpo) -> None:
-    grid = ("sweep", "--base", "demo", "--grid", "learner.rule.k=3,5", "--seeds", "0-2")
+    grid = ("sweep", "--preset", "demo", "--grid", "learner.rule.k=3,5", "--seeds", "0-2")
     assert gxpo(*grid, "--check") == 0
     # 2 values × 3 seeds, 40 steps of 3 passes each
     assert "6 runs: 240 steps, at most 720 backward passes" in gxpo.printed().out
@@ -93,8 +93,8 @@ def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Gxpo) -> None:
         (k, seed) for k in (3, 5) for seed in (0, 1, 2)
     ]
     assert {tag for run in swept for tag in run["tags"]} == {"k"}
-    assert "learner.rule.k" in gxpo.error(2, "sweep", "--base", "demo", "--grid", "learner.rule.k=1", "--yes")
-    assert gxpo("sweep", "--base", "demo", "--grid", "nonsense") == 2
+    assert "learner.rule.k" in gxpo.error(2, "sweep", "--preset", "demo", "--grid", "learner.rule.k=1", "--yes")
+    assert gxpo("sweep", "--preset", "demo", "--grid", "nonsense") == 2
     assert gxpo("sweep") == 2
 
 
