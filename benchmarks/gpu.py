@@ -23,8 +23,9 @@ from benchmarks.measure import Figure, deviation, median, ratio, save, single
 from benchmarks.policies import LARGE_SHAPE, one_and_a_half_billion
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 from gxpo_trainer.config import GxpoRule, ModelConfig, RunConfig
-from gxpo_trainer.learner.logprobs import TokenScorer, sequence_boundaries, varlen_attention
+from gxpo_trainer.learner.logprobs import NAME as VARLEN, TokenScorer, sequence_boundaries, varlen_attention
 from gxpo_trainer.learner.models import load_policy
+from gxpo_trainer.learner.setup import installed_kernels
 from gxpo_trainer.learner.shards import Parking
 from gxpo_trainer.planner.devices import Device, assumptions_for, devices
 from gxpo_trainer.planner.inputs import ModelShape, inputs_of, workload_of
@@ -106,10 +107,11 @@ def grpo_pass() -> list[Figure]:
     micro_batches = SEQUENCES * (PROMPT + RESPONSE) // TOKEN_BUDGET
     per_micro_batch = SEQUENCES // micro_batches
     heads = head_seconds(LARGE_SHAPE, per_micro_batch * RESPONSE, "cuda", torch.cuda.synchronize)
-    layers = attention_seconds(LARGE_SHAPE, per_micro_batch, PROMPT + RESPONSE, torch.cuda.synchronize)
     figures.append(ratio("head, share of a GRPO pass", [micro_batches * one for one in heads], seconds))
-    attentions = [micro_batches * LARGE_SHAPE.layers * one for one in layers]
-    figures.append(ratio("variable-length attention, share of a GRPO pass", attentions, seconds))
+    if VARLEN in installed_kernels("gpu"):
+        layers = attention_seconds(LARGE_SHAPE, per_micro_batch, PROMPT + RESPONSE, torch.cuda.synchronize)
+        attentions = [micro_batches * LARGE_SHAPE.layers * one for one in layers]
+        figures.append(ratio("variable-length attention, share of a GRPO pass", attentions, seconds))
     if chip is None:
         print(f"gpu: the planner has no peak of {torch.cuda.get_device_name()}; no share of it is given")
         return figures
