@@ -392,6 +392,15 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
     differences = find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x", 1: "x"})])
     assert [difference.values for difference in differences] == [{"a": ("x", "y"), "b": ("x",)}]
     assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
+    # A setting that a run's version did not have yet counts as the default.
+    new, old = (
+        SeedGroup(name, (linear_run(0, 5, conditions=made),))
+        for name, made in (
+            ("new", {"learner.sequence_parallel": "1", "learner.mini_batches": "2", "policy_sha256": "x"}),
+            ("old", {}),
+        )
+    )
+    assert [one.setting for one in find_differences([new, old])] == ["learner.mini_batches", "policy_sha256"]
     # Each is compared with the first, not with one another.
     three = [group("a", {0: "x", 1: "y"}), group("b", {0: "x"}), group("c", {1: "y"})]
     assert [len(find_differences(three, baseline)) for baseline in (None, "b")] == [0, 1]

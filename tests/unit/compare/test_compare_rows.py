@@ -186,6 +186,9 @@ def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
     runs = [(flat_run(0.5, one["seed"]), one) for one in made]
     assert config_key(made[0]) == config_key(made[1])
     assert config_key(made[0]) != config_key(made[2])
+    # A run of a version that did not have a setting yet is one with the default.
+    later = {**made[0], "learner": {**made[0].get("learner", {}), "sequence_parallel": 1}}
+    assert config_key(later) == config_key(made[0])
     groups = group_by_config(runs)
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     with pytest.raises(DataError, match="same config and seed 1"):

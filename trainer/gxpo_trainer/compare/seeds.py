@@ -5,6 +5,7 @@ Unequal conditions invalidate a comparison; settings under test may differ.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.compare.intervals import Floats, mean_interval
 from gxpo_trainer.compare.rows import flatten
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import DataError
 
 _RATE = "learner.optimizer.learning_rate"
@@ -47,8 +49,7 @@ def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list
     members: dict[str, list[RunCurves]] = {}
     for run, config in runs:
         key = config_key(config)
-        if key not in configs:
-            configs[key] = flatten({name: value for name, value in config.items() if name not in _UNCOMPARED})
+        configs[key] = _settings(config)
         if any(run.seed == other.seed for other in members.setdefault(key, [])):
             raise DataError(f"{run.name}: another run has the same config and seed {run.seed}; remove one of the two")
         members[key].append(run)
@@ -57,9 +58,14 @@ def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """Hash of a config without name, seed and trackers."""
-    body = {name: value for name, value in config.items() if name not in _UNCOMPARED}
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    """Hash of a config without name, seed and trackers; a setting that its version did not have has its default."""
+    return hashlib.sha256(json.dumps(_settings(config), sort_keys=True).encode()).hexdigest()
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """The settings by which runs are grouped, of a config of any version."""
+    of_run = flatten({name: value for name, value in config.items() if name not in _UNCOMPARED})
+    return {name: value for name, value in _defaults().items() if name.partition(".")[0] not in _UNCOMPARED} | of_run
 
 
 def group_labels(rules: Mapping[str, str], configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -147,7 +153,8 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
     How many steps lie between evaluations is no condition: costs are compared where all were evaluated (schedule_note).
 
     Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
-    problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.
+    problems); without a shared seed the sets of values are compared. A setting that a run's version did not have counts
+    as the default, anything else that is missing as `unknown`.
     """
     reference = {group.name: group for group in groups}[baseline or groups[0].name]
     differences = []
@@ -158,14 +165,20 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
         }
         settings = sorted({key for runs in stated.values() for values in runs.values() for key in values} - {_SCHEDULE})
         for setting in settings:
+            absent = _defaults().get(setting, "unknown")
             by_seed = {
-                name: {seed: values.get(setting, "unknown") for seed, values in runs.items()}
+                name: {seed: values.get(setting, absent) for seed, values in runs.items()}
                 for name, runs in stated.items()
             }
             if any(_unequal(values, by_seed[reference.name]) for values in by_seed.values()):
                 unique = {name: tuple(dict.fromkeys(values.values())) for name, values in by_seed.items()}
                 differences.append(Difference(setting, unique, hardware))
     return differences
+
+
+@functools.cache
+def _defaults() -> dict[str, str]:
+    return flatten(RunConfig().model_dump(mode="json"))
 
 
 def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
