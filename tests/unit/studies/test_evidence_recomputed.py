@@ -257,11 +257,17 @@ def test_what_follows_and_the_summary() -> None:
     for word, arms in groups.items():
         assert f"{word}: {', '.join(arms)}" in summary[2]
     assert ("none is shown to be higher" in summary[2]) == (not any("higher" in word for word in groups))
+    ends = [sum("higher" in verdict(arm) for arm in ORDER[1:]), sum("lower" in verdict(arm) for arm in ORDER[1:])]
+    numbers = []
     for line, axis in zip(summary[3:5], ("backward_passes", "steps"), strict=True):
         faster = [
             f"{LABELS[a]} ({told[a, axis]}, plateau {plateaus[a]})" for a in ORDER[1:] if "fewer" in told[a, axis]
         ]
+        numbers.append(len(faster))
         assert line.endswith(f"best plateau: {'; '.join(faster) or 'shown for no arm'}.")
+    passes, batches, higher, lower = (number or "none" for number in (*numbers, *ends))
+    need = f"Shown to need fewer backward passes: {passes}; fewer batches: {batches}."
+    assert summary[0].endswith(f" {need} Shown to end higher: {higher}; lower: {lower}.")
 
 
 def test_the_learning_rates_and_diagnostics() -> None:

@@ -56,9 +56,9 @@ def test_a_search_is_reported_with_its_space_and_the_points_that_went_furthest(d
     rows = (f"| {label} | 3 | {high} | 2 | 35.0 |", f"| {label} | 3 | {low} | 1 | 35.0 |")
     assert "\n".join(rows) in text.split("## Tuning")[1]
     assert "upwards until" not in text
-    # Two panels side by side, of 4.2 × 3.6 inches each.
+    # Two panels side by side, of 4.6 × 3.6 inches each.
     picture = render_pictures(searched)[f"{data.study.name}-ladder.png"]
-    assert Image.open(io.BytesIO(picture)).size == (2 * 525, 450)
+    assert Image.open(io.BytesIO(picture)).size == (2 * 575, 450)
 
 
 def test_only_the_named_comparisons_are_tested(data: StudyData) -> None:

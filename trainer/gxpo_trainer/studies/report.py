@@ -6,13 +6,14 @@ PNG: accuracy against costs, and the tuning.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from gxpo_trainer.compare.curves import Axis, in_plateau
 from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
@@ -185,7 +186,7 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     name = data.study.name
     return {
         f"{name}-curves.png": png(draw_curves(list(groups.values()), [styles[arm] for arm in groups])),
-        f"{name}-ladder.png": draw_tuning(data, findings, styles),
+        f"{name}-ladder.png": draw_search(findings) if data.study.search else draw_ladder(findings, styles),
     }
 
 
@@ -203,7 +204,8 @@ def compose(data: StudyData) -> str:
         for arm in findings.candidates
     ]
     curves = "Held-out accuracy against backward passes, steps, tokens and time, by arm"
-    rates = "Accuracy at the tuning budget against the learning rate, by arm"
+    by = "by learning rate and setting" if study.search else "against the learning rate"
+    rates = f"Accuracy at the tuning budget {by}, by arm"
     blocks: list[str | list[str]] = [
         f"# {study.title}",
         "For readers who choose an update rule. The summary comes first; the tables below have all of its figures.",
@@ -254,31 +256,36 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     """The study in at most ten lines, if its limits are few."""
     study, base = data.study, findings.baseline
     span = f"{_first_pass(data):g} to {study.backward_passes} backward passes"
-    plateau = bracket(base.plateau, "%")
-    lines = [
-        f"Arms against {base.label}: {len(findings.candidates)}, on {len(base.seeds)} seeds not used for tuning.",
-        f"{base.label} ends at {plateau} of the held-out problems (plateau: mean over {span}; brackets: "
-        "95% intervals over seeds).",
-    ]
     verdicts: dict[str, list[str]] = {}
+    fewer: dict[Axis, list[str]] = {"backward_passes": [], "steps": []}
     for arm in findings.candidates:
-        if arm.against is not None and arm.arm in data.study.tested:
+        if arm.against is None:
+            continue
+        plateau = f"plateau {bracket(arm.against.difference)}: {arm.against.verdict}"
+        for axis, arms in fewer.items():
+            if "fewer" in (saved := _saving(arm, axis)):
+                arms.append(f"{arm.label} ({saved}, {plateau})")
+        if arm.arm in study.tested:
             verdicts.setdefault(arm.against.verdict, []).append(f"{arm.label} {bracket(arm.against.difference)}")
-    told = [f"{verdict}: {', '.join(arms)}" for verdict, arms in sorted(verdicts.items())]
-    if told:
+    counts = f"Arms against {base.label}: {len(findings.candidates)}, on {len(base.seeds)} seeds not used for tuning."
+    if compared := any(arm.against for arm in findings.candidates):
+        need = "; ".join(f"fewer {_NOUNS[axis]}: {len(arms) or 'none'}" for axis, arms in fewer.items())
+        ends = {w: sum(len(arms) for v, arms in verdicts.items() if w in v) or "none" for w in ("higher", "lower")}
+        counts += f" Shown to need {need}. Shown to end higher: {ends['higher']}; lower: {ends['lower']}."
+    lines = [
+        counts,
+        f"{base.label} ends at {bracket(base.plateau, '%')} of the held-out problems (plateau: mean over {span}; "
+        "brackets: 95% intervals over seeds).",
+    ]
+    if verdicts:
+        told = "; ".join(f"{verdict}: {', '.join(arms)}" for verdict, arms in sorted(verdicts.items()))
         none = "" if "higher" in " ".join(verdicts) else "none is shown to be higher; "
         margin = _points(study.analysis.margin)
-        lines.append(f"Plateaus against {base.label}, in points, with a margin of {margin}: {none}{'; '.join(told)}.")
+        lines.append(f"Plateaus against {base.label}, in points, with a margin of {margin}: {none}{told}.")
     low, high = (f"{100 * end(study.analysis.targets):g}%" for end in (min, max))
-    compared = any(arm.against for arm in findings.candidates)
-    for axis in ("backward_passes", "steps") if compared else ():
-        faster = [
-            f"{arm.label} ({saved}, plateau {bracket(arm.against.difference)}: {arm.against.verdict})"
-            for arm in findings.candidates
-            if arm.against and "fewer" in (saved := _saving(arm, axis))
-        ]
+    for axis, arms in fewer.items() if compared else ():
         what = f"Fewer {_NOUNS[axis]} than {base.label} to every target from {low} to {high} of the best plateau"
-        lines.append(f"{what}: {'; '.join(faster) or 'shown for no arm'}.")
+        lines.append(f"{what}: {'; '.join(arms) or 'shown for no arm'}.")
     lines += study.limits
     kept, rest = registration(study, data.conditions.get("registered"))
     known, open_ = (", ".join(names) or "nothing" for names in (kept, rest))
@@ -368,43 +375,75 @@ def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     return lines
 
 
-def draw_tuning(data: StudyData, findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
-    """Accuracy at the tuning budget against the learning rate; a cross where a run diverged.
+def draw_ladder(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
+    """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
+    figure = Figure(figsize=(8, 5.5), dpi=125, layout="constrained")
+    axes = figure.subplots()
+    for arm in findings.arms:
+        rates = [point.learning_rate for point, *_ in arm.tuning]
+        if rates:
+            axes.plot(rates, [100 * tried[1] for tried in arm.tuning], label=arm.label, **styles[arm.arm].options)
+        for point, mean, _, diverged in arm.tuning:
+            if diverged:
+                axes.plot(point.learning_rate, 100 * mean, marker="x", markersize=12, color="#000000")
+    axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
+    axes.grid(alpha=0.25)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
+    return png(figure)
 
-    Of a ladder one panel with a line an arm; of a search a panel an arm, with a line for each value of the first other
-    setting through its best points, as far as there were several.
+
+def draw_search(findings: Findings) -> bytes:
+    """The points of a search by learning rate and by the setting that has most values, a panel an arm.
+
+    Each has its accuracy as number and colour, and a marker for its other settings; a cross where a run diverged.
     """
     tuned = [arm for arm in findings.arms if arm.tuning]
-    panels = 1 if data.study.search is None else max(1, len(tuned))
-    columns = min(panels, 3)
-    size = (8, 5.5) if panels == 1 else (4.2 * columns, 3.6 * -(-panels // columns))
-    figure = Figure(figsize=size, dpi=125, layout="constrained")
-    grid = list(figure.subplots(-(-panels // columns), columns, squeeze=False, sharey=True).flat)
-    for axes in grid[panels:]:
-        axes.set_visible(False)
-    for number, arm in enumerate(tuned):
-        axes = grid[min(number, panels - 1)]
-        lines = [(arm.label, arm.tuning, styles[arm.arm].options)]
-        if data.study.search is not None:
-            axes.set_title(arm.label, fontsize=10)
-            by_value: dict[str, list[Any]] = {}
-            for tried in arm.tuning:
-                by_value.setdefault(next(iter(tried[0].words), ""), []).append(tried)
-            shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(by_value)))
-            lines = [
-                (value, tuple(by_value[value]), {"color": shade, "marker": "o", "linestyle": "none"})
-                for value, shade in zip(sorted(by_value), shades, strict=True)
-            ]
-        for label, tuning, options in lines:
-            rates = [point.learning_rate for point, *_ in tuning]
-            axes.plot(rates, [100 * mean for _, mean, *_ in tuning], label=label, **options)
-            lost = [(point.learning_rate, 100 * mean) for point, mean, _, diverged in tuning if diverged]
-            if lost:
-                axes.plot(*zip(*lost, strict=True), marker="x", markersize=12, color="#000000", linestyle="none")
-        axes.set(xscale="log", xlabel="Learning rate", ylabel="Accuracy at the tuning budget (%)")
+    values: dict[str, set[float | str]] = {}
+    for point, *_ in (tried for arm in tuned for tried in arm.tuning):
+        for name, _, value in (word.partition("=") for word in point.words):
+            values.setdefault(name, set()).add(number_or_text(value))
+    shown = max(values, key=lambda name: len(values[name]), default="")
+    rows = sorted(values.get(shown, {""}), key=lambda value: (isinstance(value, str), value))
+    rates = sorted({point.learning_rate for arm in tuned for point, *_ in arm.tuning})
+    means = [100 * mean for arm in tuned for _, mean, *_ in arm.tuning]
+    columns = min(3, max(1, len(tuned)))
+    lines = -(-max(1, len(tuned)) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.6 * lines), dpi=125, layout="constrained")
+    grid = list(figure.subplots(lines, columns, squeeze=False).flat)
+    markers: dict[str, str] = {}
+    for axes, arm in itertools.zip_longest(grid, tuned):
+        if arm is None:
+            axes.set_visible(False)
+            continue
+        taken: Counter[tuple[int, int]] = Counter()
+        for point, mean, _, diverged in arm.tuning:
+            words = dict(word.split("=", 1) for word in point.words)
+            place = (rates.index(point.learning_rate), rows.index(number_or_text(words.pop(shown, ""))))
+            others = ", ".join(f"{name}={value}" for name, value in words.items())
+            marker = markers.setdefault(others, "os^Dv<>PXph*"[len(markers) % 12])
+            x, y = place[0] + 0.28 * taken[place] - 0.2, place[1]
+            taken[place] += 1
+            look = {"c": [100 * mean], "vmin": min(means), "vmax": max(means), "cmap": "viridis", "s": 70}
+            axes.scatter(x, y, marker=marker, **look)
+            axes.annotate(f"{100 * mean:.0f}", (x, y), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+            if diverged:
+                axes.plot(x, y, marker="x", markersize=12, color="#000000")
+        axes.set_title(arm.label, fontsize=10)
+        axes.set(xlabel="Learning rate", ylabel=shown, xlim=(-0.6, len(rates) - 0.2), ylim=(-0.5, len(rows) - 0.3))
+        axes.set_xticks(range(len(rates)), [f"{rate:.2g}" for rate in rates])
+        axes.set_yticks(range(len(rows)), [f"{row:g}" if isinstance(row, float) else row for row in rows])
         axes.grid(alpha=0.25)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    look = {"color": "#555555", "linestyle": "none"}
+    handles = [Line2D([], [], marker=marker, label=words, **look) for words, marker in markers.items() if words]
     if handles:
-        columns = int(figure.get_figwidth() // 4)  # a label of the reference study takes up to 4 inches
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
+        figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=9)
     return png(figure)
+
+
+def number_or_text(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
