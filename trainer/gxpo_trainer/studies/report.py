@@ -435,8 +435,11 @@ def draw_search(findings: Findings) -> bytes:
         axes.set_xticks(range(len(rates)), [f"{rate:.2g}" for rate in rates])
         axes.set_yticks(range(len(rows)), [f"{row:g}" if isinstance(row, float) else row for row in rows])
         axes.grid(alpha=0.25)
-    look = {"color": "#555555", "linestyle": "none"}
-    handles = [Line2D([], [], marker=marker, label=words, **look) for words, marker in markers.items() if words]
+    handles = [
+        Line2D([], [], marker=marker, label=words, color="#555555", linestyle="none")
+        for words, marker in markers.items()
+        if words
+    ]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=9)
     return png(figure)
