@@ -179,14 +179,20 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
 def _headline(session: Session, states: Mapping[str, int], conditions: Sequence[ColumnElement[bool]]) -> HeadlineView:
     """How many runs are in each state, and the one whose last evaluation is the most accurate."""
     counts = ", ".join(f"{states[state]:,} {state}" for state in RunState if state in states)
-    scored = select(_run.id, _run.name, _run.score, _run.backward_passes, _run.number).where(_run.score.is_not(None))
-    best = session.execute(scored.where(*conditions).order_by(_run.score.desc(), _run.number.desc()).limit(1)).first()
+    scored = (
+        select(Run.__table__)
+        .where(_run.score.is_not(None), *conditions)
+        .order_by(_run.score.desc(), _run.number.desc())
+    )
+    best = session.execute(scored.limit(1)).first()
     accuracy = ""
     if best is not None:
         config = session.scalar(select(RunDocument.config).where(RunDocument.run_number == best.number)) or {}
         tasks = in_words(list(setting(config, "evaluation.benchmarks") or ["its problems"]), "and")
-        passes = f" after {best.backward_passes:,.0f} backward passes" if best.backward_passes else ""
-        accuracy = f"Most accurate: {best.name}, {percent(best.score)} on {tasks}{passes}."
+        place = f"at step {best.score_step or 0:,}"
+        if best.score_step == best.step and best.backward_passes:  # of an earlier step the passes are not in this table
+            place = f"after {best.backward_passes:,.0f} backward passes"
+        accuracy = f"Most accurate: {best.name}, {percent(best.score)} on {tasks} {place}."
     return HeadlineView.of(
         ("state", f"{counts}." if counts else "", []), ("evaluation", accuracy, [best.id] if best is not None else [])
     )
