@@ -311,3 +311,31 @@ def test_small_steps() -> None:
         p = max(stats.ttest_1samp(difference, bound, alternative=side).pvalue for bound, side in sides)
         assert (p < 0.05) == (axis == "step" and cost == 12)
         assert p > 0.05 or f"(two one-sided tests, p = {p:.3f})" in page
+
+
+def test_tuned_alike() -> None:
+    """The table of docs/algorithms/candidates.md about the arms that were tuned by as many runs each."""
+    page = (ROOT / "docs" / "algorithms" / "candidates.md").read_text(encoding="utf-8")
+    folder = ROOT / "studies" / "tuned-words"
+    body = json.loads((folder / "study.json").read_text(encoding="utf-8"))["study"]
+    runs = pd.read_parquet(folder / "runs.parquet")
+    assert (runs[runs.stage == "ladder"].groupby("arm").size() == body["search"]["runs"]).all()
+    data = pd.read_parquet(folder / "evaluations.parquet")
+    data = data[data.stage == "report"]
+    at = {cost: data[data.backward_passes == cost].pivot_table(index="seed", columns="arm", values="accuracy")
+          for cost in (3, 6, 12, 24)}  # fmt: skip
+    window = data[data.backward_passes >= (1 - body["analysis"]["plateau"]) * body["backward_passes"]]
+    plateau = window.pivot_table(index="seed", columns="arm", values="accuracy")
+    base, *others = body["arms"]
+    assert sorted(plateau.index) == body["seeds"]
+    difference = {arm: (plateau[arm] - plateau[base]).to_numpy() for arm in others}
+    adjusted = holm({arm: stats.ttest_1samp(d, 0).pvalue for arm, d in difference.items()})
+    for arm in (base, *others):
+        points = runs[(runs.stage == "report") & (runs.arm == arm)]
+        (point,) = {(row.learning_rate, row.settings) for row in points.itertuples()}
+        settings = [word.split("=") for word in point[1].split()]
+        words = ", ".join([f"{point[0]:g}", *(f"{name.rpartition('.')[2]} {value}" for name, value in settings)])
+        cells = [f"{100 * at[cost][arm].mean():.1f}%" for cost in at]
+        gain = [bracket(difference[arm]), p_text(adjusted[arm])] if arm != base else ["–", "–"]
+        row = [body["arms"][arm]["label"], words, *cells, *gain]
+        assert f"| {' | '.join(row)} |" in page, row

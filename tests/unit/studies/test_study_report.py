@@ -128,6 +128,20 @@ def test_the_readme_quotes_the_page() -> None:
     assert [line for line in quoted if line not in page.splitlines()] == []
 
 
-@pytest.mark.parametrize("name", ["reference", "asynchronous-grpo", "asynchronous-gxpo"])
+@pytest.mark.parametrize("name", ["reference", "asynchronous-grpo", "asynchronous-gxpo", "tuned-words"])
 def test_the_data_is_of_the_study_that_is_in_the_repository(name: str) -> None:
     assert study_data.read(ROOT / "studies" / name).study == load_study(ROOT / "studies" / f"{name}.toml")
+
+
+def test_the_page_of_candidates_quotes_the_report_of_the_tuned_study() -> None:
+    page = (ROOT / "docs" / "algorithms" / "candidates.md").read_text(encoding="utf-8")
+    report = compose(study_data.read(ROOT / "studies" / "tuned-words"))
+    quoted = re.findall(r"^> (- .*)$", page, re.MULTILINE)
+    assert quoted
+    assert [line for line in quoted if line not in report.splitlines()] == []
+    passes = report.split("*Backward passes, ")[1].split("\n\n")[1]
+    (row,) = (line for line in passes.splitlines() if line.startswith("| GRPO on surprising tokens |"))
+    saved = re.findall(r"; (\d\.\d\d \[\d\.\d\d, \d\.\d\d\])", row)
+    assert len(saved) == 6
+    assert ", ".join(saved[:5]) in " ".join(page.split())
+    assert f"and {saved[5]} ×" in page
