@@ -405,7 +405,10 @@ def draw_search(findings: Findings) -> bytes:
         for name, _, value in (word.partition("=") for word in point.words):
             values.setdefault(name, set()).add(number_or_text(value))
     shown = max(values, key=lambda name: len(values[name]), default="")
-    rows = sorted(values.get(shown, {""}), key=lambda value: (isinstance(value, str), value))
+    points = [dict(word.split("=", 1) for word in point.words) for arm in tuned for point, *_ in arm.tuning]
+    # An arm whose search lacks the setting has a row of its own, without a value.
+    found = {number_or_text(words.get(shown, "")) for words in points}
+    rows = sorted(found, key=lambda value: (isinstance(value, str), value))
     rates = sorted({point.learning_rate for arm in tuned for point, *_ in arm.tuning})
     means = [100 * mean for arm in tuned for _, mean, *_ in arm.tuning]
     columns = min(3, max(1, len(tuned)))
