@@ -93,7 +93,6 @@ def _pages() -> Iterator[Entry]:
             yield f"This run › {action.capitalize()}…", f":material/{action}:", {"ask": action, "run": of}
     for name, (title, icon, _) in VIEWS.items():
         yield title, icon, {"view": name}
-    yield "Submit › Sweep", ":material/grid_on:", {"view": "submit", "sweep": "1"}
     for label, query in runs.SAVED.items():
         yield f"Runs › {label}", ":material/bookmark:", {"view": "runs", **query}
 

@@ -113,7 +113,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
         "samples": {"view": "run", "run": look_ahead, "part": "Samples"},
         "compare": {"view": "compare", "runs": compared},
         "benchmarks": {"view": "benchmarks", "runs": [of_label[0] for of_label in alike]},
-        "submit": {"view": "submit", "sweep": "1"},
+        "submit": {"view": "submit", "set": ["learner.optimizer.learning_rate=[0.00024,0.00048]", "seed=[0,1,2]"]},
     }
 
 

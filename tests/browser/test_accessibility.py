@@ -59,7 +59,7 @@ def visited(site: Site, browser: webdriver.Chrome, request: pytest.FixtureReques
         "run": {"run": site.recorded["demo"]},
         "compare": {"runs": both},
         "benchmarks": {"runs": both},
-        "submit": {"sweep": "1"},
+        "submit": {"sweep": "rules"},
     }
     view, mode = request.param
     name, _, part = view.partition(" ")

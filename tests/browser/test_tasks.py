@@ -63,19 +63,16 @@ def worst_sample(_: Site, page: Page) -> None:
 
 def sweep_of_three(site: Site, page: Page) -> None:
     page.press("Submit")
-    page.shows("Sweep")
-    page.click(page.one(".st-key-in_sweep label"))
-    page.shows("1 setting × 1 seed = 1 run")
-    page.fill("learning rate", "1e-5, 2e-5, 4e-5")
+    page.shows("Valid. At most")
+    page.fill("Optimizer learning rate", "1e-5, 2e-5, 4e-5")
     page.shows("3 settings × 1 seed = 3 runs, about ")
     submitted(site, page)
 
 
 def sweep_by_keys(site: Site, page: Page) -> None:
-    page.go_to("submit sweep")
-    page.shows("1 setting × 1 seed = 1 run")
-    page.wait(lambda: page.script(FOCUSED) == "learning rate", "the box to have the keys")
-    page.tab_to("learning rate", "1e-5, 2e-5, 4e-5")
+    page.go_to("submit")
+    page.wait(lambda: page.script(FOCUSED) == "Name", "the form to have the keys")
+    page.tab_to("Optimizer learning rate", "1e-5, 2e-5, 4e-5")
     page.shows("3 settings × 1 seed = 3 runs, about ")
     submitted(site, page)
 

@@ -15,11 +15,11 @@ Json = dict[str, Any]
 Kind = Literal["integer", "number", "boolean", "choice", "choices", "text", "list", "json"]
 
 MAIN = (
-    "name", "seed", "model.path", "data.source", "learner.rule.name", "learner.optimizer.learning_rate",
-    "budget.steps", "budget.backward_passes", "rollout.prompts_per_step", "rollout.samples_per_prompt",
-    "rollout.max_new_tokens",
+    "name", "learner.rule.name", "learner.optimizer.learning_rate", "seed", "budget.steps", "budget.backward_passes",
+    "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_new_tokens", "model.path", "data.source",
 )  # fmt: skip
-"""Settings shown first, with those of the rule that have a symbol; the others are in their sections."""
+"""Settings shown first, what is changed most before the others, with those of the rule that have a symbol."""
+NUMBERS = ("integer", "number")
 _RULE = "learner.rule."
 
 
@@ -141,7 +141,7 @@ def label(path: str, symbols: Mapping[str, str] | None = None) -> str:
 
 
 def parse(setting: Setting, typed: Any) -> Any:
-    """Parse a widget's input. Raises BadValue."""
+    """Parse a widget's input; several values of a number are a list, an axis of a sweep. Raises BadValue."""
     if setting.kind in ("boolean", "choice", "choices"):
         return list(typed) if setting.kind == "choices" else typed
     text = "" if typed is None else str(typed).strip()
@@ -152,10 +152,18 @@ def parse(setting: Setting, typed: Any) -> Any:
             return []
         raise BadValue(f"{setting.path} must have a value")
     parser, expected = _PARSERS[setting.kind]
+    several = setting.kind in NUMBERS and (parts(text) or [""])
     try:
-        return parser(text)
+        parsed = [parser(part) for part in several or [text]]
     except ValueError as error:
         raise BadValue(f"{setting.path} = {text!r} is not {expected}") from error
+    return parsed if len(parsed) > 1 else parsed[0]
+
+
+def axes(changes: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, list[Any]]:
+    """The changed settings that have several values, by dotted path."""
+    numbers = {path: value for path, value in changes.items() if settings[path].kind in NUMBERS}
+    return {path: value for path, value in numbers.items() if isinstance(value, list)}
 
 
 def widget_value(setting: Setting, value: Any) -> Any:
@@ -168,7 +176,7 @@ def widget_value(setting: Setting, value: Any) -> Any:
         return [item for item in value or () if item in setting.options]
     if value is None:
         return ""
-    if setting.kind == "list":
+    if isinstance(value, list) and setting.kind in ("list", *NUMBERS):
         return ", ".join(str(item) for item in value)
     if setting.kind == "json":
         return value if isinstance(value, str) else json.dumps(value)
@@ -239,9 +247,14 @@ def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, b
     return {path: own.get(path, missing) != other.get(path, missing) for path in (*own, *(other.keys() - own.keys()))}
 
 
+def parts(text: str) -> list[str]:
+    """`3, 5; 10` → ["3", "5", "10"]."""
+    return [part.strip() for part in text.replace(";", ",").split(",") if part.strip()]
+
+
 def values(text: str) -> list[Any]:
-    """`3, 5, 10` → [3, 5, 10]; other values stay text. For a sweep's grid."""
-    return [_value(part.strip()) for part in text.replace(";", ",").split(",") if part.strip()]
+    """`3, 5, 10` → [3, 5, 10]; other values stay text."""
+    return [_value(part) for part in parts(text)]
 
 
 def _value(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,9 +25,9 @@ Json = dict[str, Any]
 
 _LINK = "set"
 """Parameter of the URL with the changed settings."""
-SWEEPS = {
-    "": ("Custom", "Every combination of the values, with every seed. Empty fields keep the settings below."),
-    "rules": ("Rules", "Every rule with the settings below, with every seed."),
+GRIDS = {
+    "": ("values with commas", "Several values in a field, as 1e-5, 2e-5, make a sweep of every combination."),
+    "rules": ("every rule", "Every rule with the settings below. Take three seeds: one shows no difference."),
     "k": ("K ablation", "The paper's values of the virtual depth K."),
     "alpha": ("α ablation", "The paper's values of the reposition strength α, for each of its K."),
     "tau": ("τ ablation", "The paper's values of the gate's threshold τ."),
@@ -50,20 +51,17 @@ def show() -> None:
                 labels[original] = f"Clone of {run['name']}"
         with header:
             preset = permalinks.select("Preset", "preset", labels, first, width=340)
-            sweep = permalinks.check("Sweep", "sweep")
+            titles = {name: title for name, (title, _) in GRIDS.items()}
+            grid = permalinks.select("Sweep", "sweep", titles, "", width=220)
         chosen = by_name[preset]
-        st.caption(plain(chosen["summary"]))
-        if "clone_of" in chosen or sweep:
-            focus(f"input[aria-label='{'learning rate' if sweep else 'Name'}']")
+        st.caption(plain(f"{chosen['summary']} {GRIDS[grid][1]}"))
+        focus("input[aria-label='Name']")
         form, outcome = st.columns([3, 2], gap="large")
         with form:
-            first_place = st.container()
-            config, problems, places = _form(schema, chosen)
-            with first_place:
-                request = _sweep_form(config) if sweep else None
+            config, axes, problems, places = _form(schema, chosen)
         with outcome:
             if visitor.may_change():
-                problems |= _outcome(config, problems, request, chosen.get("clone_of"))
+                problems |= _outcome(config, axes, grid, problems, chosen.get("clone_of"))
                 for path in places.keys() & problems.keys():
                     places[path].markdown(f":red[:material/error: {plain(problems[path])}]")
             else:
@@ -74,8 +72,9 @@ Problems = dict[str, str]
 """Setting → what is wrong with it."""
 
 
-def _form(schema: Json, preset: Json) -> tuple[Json, Problems, dict[str, Any]]:
-    """The config from the widgets, the parse errors, and a place below each widget for what is wrong with it."""
+def _form(schema: Json, preset: Json) -> tuple[Json, dict[str, list[Any]], Problems, dict[str, Any]]:
+    """The config from the widgets with the first of several values, the settings that have several, the parse errors,
+    and a place below each widget for what is wrong with it."""
     base = preset["config"]
     rules = next(setting for setting in forms.settings_of(schema, base) if setting.path == "learner.rule.name")
     parameter = f"rule-{preset['name']}"
@@ -132,7 +131,8 @@ def _form(schema: Json, preset: Json) -> tuple[Json, Problems, dict[str, Any]]:
                     grid(rest, ask)
     changed = {path: changes[key] for path, key in keys.items() if key in changes}
     permalinks.send(_LINK, forms.in_link(changed))
-    return forms.changed(config, changed), problems, places
+    axes = forms.axes(changed, settings)
+    return forms.changed(config, changed | {path: axis[0] for path, axis in axes.items()}), axes, problems, places
 
 
 def _widget(setting: forms.Setting, value: Any, key: str, label: str, words: str) -> Any:
@@ -149,40 +149,25 @@ def _widget(setting: forms.Setting, value: Any, key: str, label: str, words: str
     return st.text_input(label, key=key, help=words, placeholder="none" if setting.optional else None)
 
 
-def _sweep_form(config: Json) -> Json:
-    """Grid, seeds and the learning-rate control of a sweep."""
-    with st.container(border=True):
-        st.markdown("#### Sweep")
-        preset = permalinks.choice("Sweep", "grid", {name: title for name, (title, _) in SWEEPS.items()}, "")
-        st.caption(SWEEPS[preset][1])
-        values: Json = {}
-        rule = visitor.rules().of(forms.get(config, "learner.rule") or {})
-        offered = {**forms.rule_symbols(rule), "learner.optimizer.learning_rate": "learning rate"}
-        paths = [path for path in offered if not preset]
-        for place, path in zip(st.columns(max(1, len(paths))), paths, strict=False):
-            with place:
-                typed = permalinks.text(offered[path], f"sweep-{path}", help=path, placeholder="comma-separated")
-                if entered := forms.values(typed):
-                    values[path] = entered
-        typed = permalinks.text("Seeds", "sweep-seeds", placeholder="0", help="One seed shows no difference; take 3.")
-        seeds = forms.values(typed) or [0]
-        control = permalinks.check(
-            "Learning-rate control",
-            "sweep-control",
-            help=f"Adds {visitor.rules().baseline.label} at learning rate × (αK + 1). In a flat region, a look-ahead "
-            "equals this longer step.",
-        )
-    return {"grid": values, "seeds": seeds, "control": control, "preset": preset or None}
+def _outcome(config: Json, axes: Json, grid: str, problems: Problems, clone_of: str | None) -> Problems:
+    """Cost, plan and button of what is configured; returns what the service refuses.
 
-
-def _outcome(config: Json, problems: Problems, sweep: Json | None, clone_of: str | None) -> Problems:
-    """Cost, plan and button of what is configured; returns what the service refuses."""
+    axes: settings with several values. grid: of GRIDS.
+    """
     tags = comma_separated(permalinks.text("Tags", "tags", placeholder="comma-separated"))
     if problems:
         return _complaints(list(problems.items()))
-    if sweep is None:
+    if not axes and not grid:
         return _one_run({"config": config, "tags": tags, **({"clone_of": clone_of} if clone_of else {})})
-    return _sweep({"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": tags, **sweep})
+    control = grid != "rules" and permalinks.check(  # which has it
+        "Learning-rate control",
+        "sweep-control",
+        help=f"Adds {visitor.rules().baseline.label} at learning rate × (αK + 1). In a flat region, a look-ahead "
+        "equals this longer step.",
+    )
+    values = {path: axis for path, axis in axes.items() if path != "seed"}
+    sweep = {"grid": values, "seeds": axes.get("seed", [config["seed"]]), "control": control, "preset": grid or None}
+    return _sweep({"name": config["name"], "base": {"config": config}, "tags": tags, **sweep})
 
 
 def _one_run(body: Json) -> Problems:
@@ -251,7 +236,8 @@ def _complaints(errors: list[tuple[str, str]]) -> Problems:
     st.error(f"Fix {number_of(len(errors), 'setting')}:", icon=":material/error:")
     for field, message in errors[:30]:
         st.text(message if message.startswith(field) else f"{field}: {message}")
-    return {field.removeprefix("base.").removeprefix("config."): message for field, message in errors}
+    paths = [re.sub(r"^(base\.|grid\.)?(config\.)?|(?<=^seed)s$", "", field) for field, _ in errors]
+    return dict(zip(paths, [message for _, message in errors], strict=True))
 
 
 def show_plan(checked: Mapping[str, Any], runs: int = 1) -> None:

@@ -113,12 +113,14 @@ def test_another_rule_starts_from_its_own_defaults(pages: Pages) -> None:
 
 
 def test_a_sweep_is_planned_and_kept_in_another_view_and_by_a_reload(pages: Pages) -> None:
-    page = pages.open("submit", preset="demo", sweep="1")
+    page = pages.open("submit", preset="demo")
     labelled(page.selectbox, "Rule name").set_value("sfpo").run()
-    labelled(page.text_input, "K").set_value("3, 5").run()
-    labelled(page.text_input, "τ").set_value("inf").run()
+    labelled(page.text_input, "Rule K").set_value("3, 3").run()
+    assert [text.value for text in page.markdown if "contains 3 twice" in text.value], "at its field"
+    labelled(page.text_input, "Rule K").set_value("3, 5").run()
+    labelled(page.text_input, "Gate τ").set_value("inf").run()
     assert labelled(page.button, "Submit 2 runs"), "nothing but what was typed"
-    labelled(page.text_input, "Seeds").set_value("0, 1, 2").run()
+    labelled(page.text_input, "Seed").set_value("0, 1, 2").run()
     labelled(page.checkbox, "Learning-rate control").check().run()
     labelled(page.button, "Runs").click().run()
     labelled(page.button, "Submit").click().run()
@@ -126,8 +128,8 @@ def test_a_sweep_is_planned_and_kept_in_another_view_and_by_a_reload(pages: Page
     words = "Plan of one run with the base settings; the sweep has 12 runs."
     for same in (page, pages.reload(page)):
         assert labelled(same.selectbox, "Rule name").value == "sfpo"
-        assert labelled(same.text_input, "Seeds").value == "0, 1, 2"
-        assert labelled(same.text_input, "K").value == "3, 5"
+        assert labelled(same.text_input, "Seed").value == "0, 1, 2"
+        assert labelled(same.text_input, "Rule K").value == "3, 5"
         assert labelled(same.checkbox, "Learning-rate control").value is True
         assert labelled(same.button, "Submit 12 runs")
         assert any(plain("4 settings × 3 seeds = 12 runs, about ") in text.value for text in same.markdown)

@@ -93,7 +93,7 @@ def test_runs_before_their_first_evaluation_are_no_error(pages: Pages) -> None:
 def test_a_press_in_the_search_counts_in_a_run_of_the_whole_page(pages: Pages) -> None:
     run = pages.submit("searched")
     page = pages.open("run", run=run)
-    for press in ("Search", "This run › Cancel…", "Cancel run", "Search", "Submit › Sweep"):
+    for press in ("Search", "This run › Cancel…", "Cancel run", "Search", "Compare"):
         labelled(page.button, press).click().run()
     assert pages.state(run) == "cancelled"
-    assert dict(page.query_params) == {"view": "submit", "sweep": "1"}
+    assert dict(page.query_params) == {"view": "compare"}

@@ -88,7 +88,7 @@ class RuleSettings(Settings):
     passes: ClassVar[PassCount] = PassCount(1)
     gate_signal: ClassVar[GateSignal | None] = None
     symbols: ClassVar[Mapping[str, str]] = {}
-    """Settings (path below `learner.rule`) with a symbol: the ones that forms show first and sweeps offer."""
+    """Settings (path below `learner.rule`) with a symbol: the ones that forms show first."""
     label_settings: ClassVar[tuple[str, ...]] = ()
     """Settings of `symbols` that the label of a run states, as in `SFPO K=3`."""
     sweep_base: ClassVar[bool] = False

@@ -95,7 +95,19 @@ def test_a_link_brings_no_number_that_json_cannot_send() -> None:
     assert len(others) == 1
 
 
-def test_values_of_a_grid() -> None:
+def test_several_values_of_a_number_are_an_axis_of_a_sweep() -> None:
+    by_path = settings()
+    assert forms.parse(by_path["learner.optimizer.learning_rate"], "1e-5, 2e-5;inf") == [1e-5, 2e-5, "Infinity"]
+    assert forms.parse(by_path["seed"], "3,") == 3
+    for typed in ("0, one", ","):
+        with pytest.raises(forms.BadValue, match=f"seed = '{typed}' is not an integer"):
+            forms.parse(by_path["seed"], typed)
+    changes = {"learner.rule.k": [3, 5], "learner.rule.alpha": 0.5, "evaluation.benchmarks": ["gsm8k", "math500"]}
+    assert forms.axes(changes, by_path) == {"learner.rule.k": [3, 5]}, "a list is one value of its setting"
+    assert forms.of_link(forms.in_link(changes), by_path) == (changes, [])
+
+
+def test_values_of_a_list() -> None:
     assert forms.values("3, 0.5; none,true , inf,") == [3, 0.5, "none", True, "Infinity"]
     assert forms.values("  ") == []
 
