@@ -35,9 +35,19 @@ if TYPE_CHECKING:
 COMMAND_GROUP = "gxpo.commands"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says of arguments that a command does not have how the command is used; argparse shows all commands."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return known, others
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser with the commands of every installed package."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gxpo", description="Post-train language models on verifiable problems with GRPO, SFPO and GXPO."
     )
     parser.add_argument("--version", action="version", version=f"gxpo {__version__}")

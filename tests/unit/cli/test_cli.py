@@ -35,13 +35,16 @@ def gxpo(capsys: pytest.CaptureFixture[str]) -> Gxpo:
         ("report", "runs/a", "--sampling-share", "1"),
         ("plan", "x.toml", "--gpus", "0"),
         ("train", "x.toml", "--resume", "--continue"),
+        ("checkpoints", "export", "runs/a"),
+        ("train", "--preset", "demo"),
+        ("study run", "x.toml", "--preset", "demo"),
     ],
 )
-def test_bad_usage_ends_with_code_2(argv: tuple[str, ...], gxpo: Gxpo) -> None:
+def test_bad_usage_ends_with_code_2_and_the_usage_of_the_command(argv: tuple[str, ...], gxpo: Gxpo) -> None:
     with pytest.raises(SystemExit) as ended:
-        gxpo(*argv)
+        gxpo(*(word for part in argv for word in part.split()))
     assert ended.value.code == 2
-    assert "usage: gxpo" in gxpo.printed().err
+    assert gxpo.printed().err.startswith(" ".join(("usage: gxpo", *argv[:1])))
 
 
 def test_a_printed_preset_passes_the_check_and_a_bad_file_ends_with_code_2_and_each_setting(
