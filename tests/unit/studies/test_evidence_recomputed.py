@@ -174,6 +174,14 @@ def monotone(values: np.ndarray) -> np.ndarray:
     return np.array([max(min(values[i : j + 1].mean() for j in range(k, n)) for i in range(k + 1)) for k in range(n)])
 
 
+def crossing(x: np.ndarray, accuracy: np.ndarray, target: float) -> float | None:
+    """Where the monotone curve reaches the target."""
+    curve = monotone(accuracy)
+    k = int(np.argmax(curve >= target - 1e-12))
+    share = (target - curve[k - 1]) / (curve[k] - curve[k - 1]) if k else 0
+    return x[k - 1] + share * (x[k] - x[k - 1]) if curve[-1] >= target else None
+
+
 @functools.cache
 def costs_of(arm: str, axis: str, target: float) -> tuple[list, list]:
     """First crossing on the grid, and on the monotone curve, by seed; None where it is not reached."""
@@ -183,11 +191,7 @@ def costs_of(arm: str, axis: str, target: float) -> tuple[list, list]:
         c = c[c[on].isin(grid(on))]
         reached = c[axis][c.accuracy >= target]
         first.append(float(reached.iloc[0]) if len(reached) else None)
-        curve = monotone(c.accuracy.to_numpy())
-        k = int(np.argmax(curve >= target - 1e-12))
-        x = c[axis].to_numpy(float)
-        share = (target - curve[k - 1]) / (curve[k] - curve[k - 1]) if k else 0
-        between.append(x[k - 1] + share * (x[k] - x[k - 1]) if curve[-1] >= target else None)
+        between.append(crossing(c[axis].to_numpy(float), c.accuracy.to_numpy(), target))
     return (first if axis == on else []), between
 
 
@@ -339,3 +343,29 @@ def test_tuned_alike() -> None:
         gain = [bracket(difference[arm]), p_text(adjusted[arm])] if arm != base else ["–", "–"]
         row = [body["arms"][arm]["label"], words, *cells, *gain]
         assert f"| {' | '.join(row)} |" in page, row
+
+
+def test_tokens_or_their_point() -> None:
+    """The table of docs/algorithms/candidates.md that tells surprising tokens from their point."""
+    page = (ROOT / "docs" / "algorithms" / "candidates.md").read_text(encoding="utf-8")
+    folder = ROOT / "studies" / "tokens-words"
+    body = json.loads((folder / "study.json").read_text(encoding="utf-8"))["study"]
+    data = pd.read_parquet(folder / "evaluations.parquet")
+    data = data[data.stage == "report"]
+    window = data[data.backward_passes >= (1 - body["analysis"]["plateau"]) * body["backward_passes"]]
+    plateau = window.pivot_table(index="seed", columns="arm", values="accuracy")
+    assert sorted(plateau.index) == body["seeds"]
+    targets = [share * plateau.mean().max() for share in body["analysis"]["targets"]]
+
+    def costs(arm: str, target: float) -> list[float | None]:
+        runs = [data[(data.arm == arm) & (data.seed == seed)].sort_values("step") for seed in body["seeds"]]
+        return [crossing(run.backward_passes.to_numpy(float), run.accuracy.to_numpy(), target) for run in runs]
+
+    for words, arm, base in (
+        ("all tokens at their point, against GRPO at its own", "point", "grpo"),
+        ("surprising tokens, against GRPO at its own", "surprisal", "grpo"),
+        ("surprising tokens, against all tokens at the same point", "surprisal", "point"),
+    ):
+        saved = [np.log(np.divide(costs(base, target), costs(arm, target))) for target in targets]
+        cells = [*map(ratio_text, saved), bracket((plateau[arm] - plateau[base]).to_numpy())]
+        assert f"| {words} | {' | '.join(cells)} |" in page, f"| {words} | {' | '.join(cells)} |"
