@@ -152,9 +152,8 @@ def parse(setting: Setting, typed: Any) -> Any:
             return []
         raise BadValue(f"{setting.path} must have a value")
     parser, expected = _PARSERS[setting.kind]
-    several = setting.kind in NUMBERS and (parts(text) or [""])
     try:
-        parsed = [parser(part) for part in several or [text]]
+        parsed = [parser(part) for part in (setting.kind in NUMBERS and parts(text)) or [text]]
     except ValueError as error:
         raise BadValue(f"{setting.path} = {text!r} is not {expected}") from error
     return parsed if len(parsed) > 1 else parsed[0]
