@@ -20,7 +20,7 @@ from support.rollouts import assert_equal_to_the_bit, history, trained_rows
 from docs_build.metrics import undescribed
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.rollout.sources import AsyncRollouts, Rollouts
@@ -154,8 +154,12 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, 
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "checkpoints" / "step-00000004")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match="--resume"):
         train_run(ahead(small_run), out)
+    with pytest.raises(CheckpointError, match="was written with seed = "):
+        train_run(ahead(small_run, seed=12), out, resume=True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before, "refused, nothing written"
     train_run(ahead(small_run), out, resume=True)
     assert_equal_to_the_bit(out, whole)
     rows = read_metrics(out)
