@@ -10,7 +10,6 @@ from benchmarks.measure import RESULTS
 ALL = (
     "step_time",
     "rules",
-    "learning",
     "tools_demo",
     "predictors",
     "rollout_pool",

@@ -32,9 +32,9 @@ import ray
 from transformers import AutoTokenizer
 
 from benchmarks import agent_programs
-from benchmarks.learning import SEEDS, accuracies, scores
 from benchmarks.measure import Figure, median, ratio, save, single
 from benchmarks.policies import grown
+from benchmarks.tools_demo import SEEDS, accuracies, scores
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.config.tasks import EnvironmentConfig

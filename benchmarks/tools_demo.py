@@ -1,7 +1,7 @@
 """Does the starter policy learn to use the calculator? 40 GXPO steps of tools-demo on three seeds.
 
-Held-out accuracy before and after as in `learning`: 512 problems, 2 samples each, paired by problem; over seeds, the
-mean of each problem's accuracies. The use of the tool is the mean number of turns of an episode, and the share of
+Held-out accuracy before and after: 512 problems, 2 samples each, paired by problem; over seeds, the mean of each
+problem's accuracies. The use of the tool is the mean number of turns of an episode, and the share of
 recorded responses with a calculation, in the first and the last step. An argument names a folder to keep the runs in.
 """
 
@@ -13,14 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.learning import PROBLEMS, SEEDS, accuracies, scores, train
 from benchmarks.measure import Figure, save
 from gxpo_trainer.compare.intervals import Floats
-from gxpo_trainer.reporting.reading import read_metrics, read_samples
+from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
+from gxpo_trainer.training.run import train_run
 from tools.starter_tools import OPEN
 
 PRESET = "tools-demo"
-SAMPLES = 2
+SEEDS = (0, 1, 2)
+GAIN = 0.05
+PROBLEMS, SAMPLES = 512, 2
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,13 +35,44 @@ def main(arguments: list[str] | None = None) -> None:
         for seed in SEEDS:
             out = folder / f"seed-{seed}"
             if not (out / "outcome.json").exists():
-                train(PRESET, seed, out, SAMPLES)
+                _train(seed, out)
             first, last = scores(out)
             before.append(first)
             after.append(last)
             figures += [*accuracies(f"seed {seed}", first, last), *_tool_use(f"seed {seed}", out)]
         figures += accuracies("over seeds", np.mean(before, axis=0), np.mean(after, axis=0))
     save("tools_demo", figures, {"preset": PRESET, "steps": 40, "problems": PROBLEMS, "samples": SAMPLES})
+
+
+def _train(seed: int, out: Path) -> None:
+    """A run of the preset, evaluated before and after."""
+    evaluation = {"every_steps": 0, "num_problems": PROBLEMS, "samples_per_prompt": SAMPLES}
+    overrides = [f"evaluation.{name}={value}" for name, value in evaluation.items()]
+    train_run(load_preset(PRESET, [f"seed={seed}", *overrides]), out)
+
+
+def scores(out: Path) -> tuple[Floats, Floats]:
+    """Held-out accuracy of each problem before and after the run: float[problems]."""
+    rows = read_evaluations(out)
+    return np.array(rows[0]["per_problem"]), np.array(rows[-1]["per_problem"])
+
+
+def accuracies(name: str, before: Floats, after: Floats, least: float = GAIN) -> list[Figure]:
+    """The gain, paired by problem, and both accuracies."""
+    gain = after - before
+    low, high = _interval(gain)
+    met = bool(gain.mean() >= least and low > 0)
+    return [
+        Figure(f"{name}: gain", float(gain.mean()), low, high, "", f"≥ {least:g}, interval above 0", met),
+        Figure(f"{name}: accuracy before", float(before.mean()), *_interval(before), ""),
+        Figure(f"{name}: accuracy after", float(after.mean()), *_interval(after), ""),
+    ]
+
+
+def _interval(values: Floats) -> tuple[float, float]:
+    draws = np.random.default_rng(0).integers(0, len(values), size=(5000, len(values)))
+    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _tool_use(name: str, out: Path) -> list[Figure]:

@@ -30,7 +30,7 @@ def show() -> None:
         if not runs:
             empty(
                 "No runs selected",
-                "Press *Select runs*. Runs are evaluated at both ends and every `evaluation.every_steps` steps.",
+                "Press *Select runs*. Runs are evaluated first, last and every `evaluation.every_steps` steps.",
             )
             return
         evaluations = {run: visitor.client().evaluations(run) for run in runs}

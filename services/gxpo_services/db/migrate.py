@@ -145,9 +145,9 @@ def _check(file: Path) -> str:
             (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
             row = database.execute("SELECT version_num FROM alembic_version").fetchone()
     except sqlite3.Error as error:
-        raise DataError(f"{file} is no back-up of a service: {error}") from None
+        raise DataError(f"{file} is not a back-up of a service: {error}") from None
     if result != "ok":
         raise DataError(f"{file} is damaged: {result}")
     if row is None:
-        raise DataError(f"{file} is no back-up of a service: it has no schema revision")
+        raise DataError(f"{file} is not a back-up of a service: it has no schema revision")
     return str(row[0])

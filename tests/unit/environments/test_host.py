@@ -96,7 +96,7 @@ async def test_faults_are_errors_with_their_cause(configured: Configured) -> Non
         "nan": f"{method}: Turn.reward is nan; it must be a finite number or None",
         "quit": f"{method} raised SystemExit: bye (faulty_environments.py:",
         "eat_memory": "out of memory (environment.memory_mb)",
-        "write_to_all_descriptors": "something else than the answer was written to the socket",
+        "write_to_all_descriptors": "unexpected data on the environment's socket",
         "flood_all_descriptors": "an answer has more than 1,600,000 bytes",
     }
     *replies, long, printed = await replies_to(configured(memory_mb=256), [*details, "long", "print"])

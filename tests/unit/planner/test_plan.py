@@ -253,7 +253,7 @@ def test_a_folder_without_a_usable_config_is_named(content: str | None, message:
         read_shape(str(tmp_path))
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-    with pytest.raises(ConfigError, match="'org/unknown' is not a folder here, and its shape is not known"):
+    with pytest.raises(ConfigError, match="'org/unknown' is not a folder here, and its config is unknown"):
         read_shape("org/unknown")
 
 

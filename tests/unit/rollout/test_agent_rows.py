@@ -184,7 +184,9 @@ def test_tool_calls_come_back_as_calls_and_are_rendered_as_they_were_sampled() -
     assert conversation.rendered(edited)[1]["tool_calls"][0]["function"]["arguments"] == {"e": "1+1"}
     conversation.ask(again)
     assert [turn.text for turn in conversation._turns] == ["user: x", CALLS, "tool: 2"]
-    with pytest.raises(ConfigError, match=r"environment.tool_parser = 'x' is no parser of vLLM; use one of .*hermes"):
+    with pytest.raises(
+        ConfigError, match=r"environment.tool_parser = 'x' is not a parser of vLLM; use one of .*hermes"
+    ):
         tool_parser("x")
 
 

@@ -167,7 +167,7 @@ def test_one_training_step_moves_each_side_once() -> None:
     go_through(devices, "syncing", "sampling")
     gpu.log.clear()
     go_through(devices, "updating")
-    with pytest.raises(RuntimeError, match="gave up their weights; sync before sampling"):
+    with pytest.raises(RuntimeError, match="weights were released; sync before sampling"):
         devices.need("sampling")
     go_through(devices, "syncing", "sampling")
     assert gpu.log == ["sleep 2", "unpark", "trim", "wake weights", "park", "wake kv_cache"]

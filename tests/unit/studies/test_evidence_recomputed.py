@@ -371,9 +371,9 @@ def test_tokens_or_their_point() -> None:
         return [crossing(run.backward_passes.to_numpy(float), run.accuracy.to_numpy(), target) for run in runs]
 
     for words, arm, base in (
-        ("all tokens at their point, against GRPO at its own", "point", "grpo"),
-        ("surprising tokens, against GRPO at its own", "surprisal", "grpo"),
-        ("surprising tokens, against all tokens at the same point", "surprisal", "point"),
+        ("all tokens with their hyperparameters, against GRPO with its own", "point", "grpo"),
+        ("surprising tokens, against GRPO with its own", "surprisal", "grpo"),
+        ("surprising tokens, against all tokens with the same", "surprisal", "point"),
     ):
         saved = [np.log(np.divide(costs(base, target), costs(arm, target))) for target in targets]
         cells = [*map(ratio_text, saved), bracket((plateau[arm] - plateau[base]).to_numpy())]

@@ -174,13 +174,13 @@ async def _body(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise _Refused(400, "the body is no JSON object of Unicode text")
+        raise _Refused(400, "the body must be a JSON object in UTF-8")
     return body
 
 
 async def _complete(request: Request, agent: AgentProcess) -> Response:
     if agent.num_waiting > MAX_WAITING:
-        raise _Refused(429, f"{MAX_WAITING} requests of this episode wait already; send fewer at the same time")
+        raise _Refused(429, f"{MAX_WAITING} requests of this episode are in flight; send fewer at the same time")
     agent.num_waiting += 1
     try:
         async with agent.turn:

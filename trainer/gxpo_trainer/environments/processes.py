@@ -86,7 +86,7 @@ class EpisodeProcess:
                 return answer_from_json(fields)
             failure = str(fields["failure"])
         except (ValueError, TypeError, KeyError):
-            raise EnvironmentFailed("something else than the answer was written to the socket") from None
+            raise EnvironmentFailed("unexpected data on the environment's socket") from None
         raise EnvironmentFailed(failure)
 
     @property

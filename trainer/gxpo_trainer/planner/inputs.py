@@ -154,7 +154,7 @@ def read_folder(folder: Path, model_path: str) -> ModelShape:
     """The shape in a folder's config.json. Raises ConfigError naming `model_path`."""
     where = f"model.path = {model_path!r}"
     if not folder.is_dir():
-        raise ConfigError(f"{where} is not a folder here, and its shape is not known; use a local copy of the model")
+        raise ConfigError(f"{where} is not a folder here, and its config is unknown; use a local copy of the model")
     return shape_of(read_config(folder, model_path), where)
 
 

@@ -203,7 +203,7 @@ def tool_parser(name: str) -> Any:
         return ToolParserManager.get_tool_parser(name)
     except KeyError:
         known = ", ".join(sorted(ToolParserManager.list_registered()))
-        raise ConfigError(f"environment.tool_parser = {name!r} is no parser of vLLM; use one of {known}") from None
+        raise ConfigError(f"environment.tool_parser = {name!r} is not a parser of vLLM; use one of {known}") from None
 
 
 def parsed_calls(parser: Any, tokenizer: Any, text: str, request: ChatRequest) -> dict[str, Any] | None:

@@ -91,7 +91,7 @@ class SharedDevices(Devices):
             return
         if phase == "sampling":
             if self._weights_lost:
-                raise RuntimeError("the engines gave up their weights; sync before sampling")
+                raise RuntimeError("engine weights were released; sync before sampling")
             self._learner.park()
             if self.phase == "updating":
                 self._engines.wake("weights")
