@@ -258,6 +258,7 @@ class SurprisalSettings(LossSettings):
     """GRPO's clipped ratio on the most surprising tokens alone."""
 
     implementation: ClassVar[str] = "studies.candidates:SurprisalLoss"
+    scales_with_advantage: ClassVar[bool] = True
 
     surrogate: Literal["surprisal"] = "surprisal"
     share: float = Field(0.2, gt=0, le=1, description="Of a micro-batch's tokens, those of the lowest probability.")

@@ -16,7 +16,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, shard, with_scale
 from gxpo_trainer.algo.packing import pack
-from gxpo_trainer.config import ModelConfig, RunConfig
+from gxpo_trainer.config import LossSettings, ModelConfig, RunConfig
 from gxpo_trainer.errors import ConfigError, Diverged
 from gxpo_trainer.learner.checkpoint import adapter_weights, full_weights
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
@@ -343,6 +343,30 @@ def no_grad(run: Rank, **settings: Any) -> dict[str, Any]:
     if learner._shards.replicated:
         out["no_grad_tokens"] *= run.world_size
     return out
+
+
+class LikelihoodSettings(LossSettings):
+    implementation: ClassVar[str] = "learner_worker:Likelihood"
+
+    surrogate: Literal["likelihood"] = "likelihood"
+
+
+class Likelihood:
+    """−log π of each token, whatever its advantage."""
+
+    def __init__(self, settings: LikelihoodSettings) -> None:
+        self.settings = settings
+
+    def __call__(self, log_ratio: Tensor, logprobs: Tensor, micro: Any) -> tuple[Tensor, Tensor]:
+        return log_ratio.exp(), -logprobs
+
+
+def own_loss(run: Rank, **settings: Any) -> dict[str, Any]:
+    """The norm of a loss that knows no advantages, without advantages of 0 and with some."""
+    learner = run.learner(loss={"surrogate": "learner_worker:LikelihoodSettings"}, **settings)
+    norms = [learner.backward().grad_norm]
+    learner.load_batches([run.share_of(make_batch(without_gradient=True))])
+    return {"norms": [*norms, learner.backward().grad_norm]}
 
 
 def not_finite(run: Rank, **settings: Any) -> None:

@@ -153,6 +153,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         cases[f"packed-{stage}"] = ("two_steps", {**zero, "token_budget": 40, "packing": "packed"})
         cases[f"recomputed-{stage}"] = ("two_steps", {**zero, "checkpointing": True})
         cases[f"mini-{stage}"] = ("mini_batches", zero)
+        cases[f"own-loss-{stage}"] = ("own_loss", zero)
     sgd = {"name": "sgd", "max_grad_norm": math.inf, "learning_rate": 1e-3}
     cases["unclipped-2"] = ("two_steps", {"zero_stage": 2, "optimizer": sgd})
     cases["momentum-checkpoint-3"] = ("checkpoint", {"zero_stage": 3, "optimizer": {**sgd, "momentum": 0.9}})
@@ -409,6 +410,12 @@ def test_sequences_without_advantage_only_count(results: Results, model_folder: 
     result = results.load(world, f"no-grad-{stage}")
     assert result["no_grad_tokens"] == sum(len(s.response_ids) for s in plain.sequences if s.advantage == 0.0)
     assert_same_steps(result, expected)
+
+
+@on_ranks("stage", ENDS, "own-loss")
+def test_a_loss_of_the_users_own_moves_sequences_without_advantage(results: Results, world: int, stage: int) -> None:
+    without, some = results.load(world, f"own-loss-{stage}")["norms"]
+    assert some == pytest.approx(without, rel=1e-6)
 
 
 @on_ranks("stage", STAGES, "steps")

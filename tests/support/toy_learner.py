@@ -117,6 +117,12 @@ class RankLearner(ToyLearner):
     def set_learning_rate(self, learning_rate: float) -> None:
         pass
 
+    def reset_optimizer(self) -> None:
+        for moments in self._state.moments().values():
+            for moment in moments:
+                moment.zero_()
+        self._state.set_step(0)
+
     def logprob_gap(self) -> tuple[float, float]:
         return 0.0, 0.0
 

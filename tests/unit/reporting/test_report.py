@@ -220,10 +220,10 @@ def test_a_resumed_run_keeps_its_identity_and_records_changes(tmp_path: Path) ->
     first = {"config": {"threshold": math.inf}, "python": "3.11.1"}
     with reporter(tmp_path) as made:
         made.write_identity(first)
-        made.write_identity({**first, "python": "3.11.2"}, attempt=2)
+        made.write_identity({**first, "python": "3.11.2"}, attempt=2, resumed=True)
         # Replaced as a whole, with any text.
         cyclic: dict[str, object] = {"a": "a\0b\ud800c"}
-        made.write_identity(cyclic, attempt=3)
+        made.write_identity(cyclic, attempt=3, resumed=True)
         cyclic["self"] = cyclic
         with pytest.raises(RecursionError):
             write_json(tmp_path / "run.json", cyclic)
@@ -232,6 +232,16 @@ def test_a_resumed_run_keeps_its_identity_and_records_changes(tmp_path: Path) ->
     assert identity["python"] == "3.11.1"
     assert [attempt["attempt"] for attempt in identity["attempts"]] == [1, 2]
     assert identity["attempts"][1]["changed"] == {"python": {"first": "3.11.1", "now": "3.11.2"}}
+
+
+def test_a_run_that_begins_anew_has_an_identity_of_its_own(tmp_path: Path) -> None:
+    """It ended before its first checkpoint, and its learning rate was changed."""
+    with reporter(tmp_path) as made:
+        made.write_identity({"config": {"rate": 0.01}, "device": "cpu"})
+        made.write_identity({"config": {"rate": 0.0001}}, attempt=2)
+    identity = read_identity(tmp_path)
+    assert [attempt["attempt"] for attempt in identity.pop("attempts")] == [1, 2]
+    assert identity == {"config": {"rate": 0.0001}}
 
 
 # Reasons of failures; a report of Ray's memory monitor becomes two sentences and says whether a run is launched

@@ -186,6 +186,16 @@ def test_every_rule_that_looks_ahead_is_diagnosed_until_its_gate_has_fired(setti
     assert names & result.metrics.keys() == (names if passes else set())
 
 
+def test_the_trajectory_of_the_first_step_after_a_warm_start_is_without_its_momentum() -> None:
+    """SFPO takes the K steps of the trajectory itself, so that nothing lies between them."""
+    rank = LearnerRank(RunConfig(), 0, 1)
+    rank.learner = RankLearner(START, quadratic(CURVATURE), lr=0.1, momentum=0.9)  # type: ignore[assignment]
+    rank.rule, rank._plain_rule = make_rule(SfpoRule(k=3, gate=NEVER)), make_rule(GrpoRule())
+    rank.train_step([None], 0.1, diagnose=False, stage="warm_start")  # type: ignore[list-item]
+    result = rank.train_step([None], 0.1, diagnose=True, stage="first")  # type: ignore[list-item]
+    assert result.metrics["gxpo/theta_k_error"] == pytest.approx(0.0, abs=1e-7)
+
+
 def test_ratio_noise_is_the_root_mean_square_of_r_minus_one_over_active_coordinates() -> None:
     # r − 1 = 0.3, −0.4, 0 over three active coordinates: √(0.25/3). The fourth lies under δ.
     rows = [torch.tensor([1.0, 1.0, 2.0, 1e-9]), torch.tensor([1.3, 0.6, 2.0, 5.0])]

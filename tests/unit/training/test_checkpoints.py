@@ -17,6 +17,8 @@ from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.training.checkpoints import (
     Checkpoint,
     CheckpointStore,
+    changed_schedule,
+    check_same_data,
     check_same_model,
     check_same_run,
     export_policy,
@@ -136,6 +138,7 @@ def earlier(tmp_path: Path) -> Checkpoint:
         ({"rollout": {"max_num_seqs": 8, "temperature": 0.9}}, r"rollout\.temperature"),
         ({"learner": {**FIRST["learner"], "packing": "padded"}}, r"learner\.packing"),
         ({"verifier": {"rewards": [{"name": "format"}]}}, r"verifier\.rewards"),
+        ({"verifier": {"answer": "boxed"}}, r"verifier\.answer = 'auto', this run has 'boxed'"),
     ],
 )
 def test_what_a_step_uses_is_kept(tmp_path: Path, earlier: Checkpoint, change: dict[str, Any], named: str) -> None:
@@ -174,6 +177,24 @@ def test_a_setting_that_is_newer_than_the_run_has_its_default(tmp_path: Path, ea
     changed = RunConfig.model_validate({**FIRST, "environment": {"name": "calculator"}})
     with pytest.raises(CheckpointError, match=r"environment\.name = 'single_turn', this run has 'calculator'"):
         check_same_run(earlier, changed, tmp_path)
+
+
+def test_another_number_of_steps_is_told_where_it_moves_the_learning_rate(tmp_path: Path, earlier: Checkpoint) -> None:
+    longer = {**FIRST, "budget": {"steps": 4}}
+    assert changed_schedule(RunConfig.model_validate(longer), tmp_path) == ""
+    falling = {"learner": {**FIRST["learner"], "optimizer": {"schedule": "cosine"}}}
+    assert changed_schedule(RunConfig.model_validate({**FIRST, **falling}), tmp_path) == ""
+    told = changed_schedule(RunConfig.model_validate({**longer, **falling}), tmp_path)
+    assert told == "budget.steps was 2 and is 4: the cosine learning rate jumps, as it now falls to 0 there"
+
+
+def test_other_data_is_no_resume(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"data_sha256": {"training/a": "1", "a": "2"}}), encoding="utf-8")
+    check_same_data(tmp_path, {"training/a": "1", "training/new": "3"})
+    with pytest.raises(
+        CheckpointError, match=r"began with other data: the content of training/a has changed since"
+    ):
+        check_same_data(tmp_path, {"training/a": "2"})
 
 
 def test_other_weights_are_no_resume(tmp_path: Path) -> None:

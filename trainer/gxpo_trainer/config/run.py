@@ -55,6 +55,8 @@ class LossSettings(Settings):
 
     implementation: ClassVar[str]
     """`module:Class` of the surrogate on the contract of algo/losses.py; the class takes these settings."""
+    scales_with_advantage: ClassVar[bool] = False
+    """Whether a token's loss and gradient are 0 where its advantage is: the learner then leaves out the backward pass."""
 
     surrogate: str
     clip_low: float = Field(0.2, ge=0, description="ε_low.")
@@ -108,6 +110,7 @@ class LossConfig(LossSettings):
     """The surrogate of the GRPO family and its options; formulas in algo/losses.py."""
 
     implementation: ClassVar[str] = "gxpo_trainer.algo.losses:ClippedSurrogate"
+    scales_with_advantage: ClassVar[bool] = True
 
     surrogate: Literal["ppo", "gspo", "cispo"] = Field(
         "ppo",
@@ -120,6 +123,7 @@ class DppoLossConfig(LossSettings):
     """DPPO: tokens whose probability has moved too far, as a divergence, get no gradient."""
 
     implementation: ClassVar[str] = "gxpo_trainer.algo.losses:DivergenceMaskedSurrogate"
+    scales_with_advantage: ClassVar[bool] = True
 
     surrogate: Literal["dppo"] = "dppo"
     divergence: Literal["tv", "kl"] = Field(

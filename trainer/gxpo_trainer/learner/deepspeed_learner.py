@@ -166,14 +166,15 @@ class DeepSpeedLearner:
     def _load_share(self, batch: StepBatch) -> LoadedBatch:
         """Pack this rank's share. Collective: the ranks agree on the number of passes.
 
-        Without a reference a sequence of advantage 0 (a group of equal rewards) has no gradient: min(ρ·0, …) is 0 at
-        every ρ. Its backward pass, two thirds of the work, is left out.
+        Where the loss scales with the advantage and has no KL term, a sequence of advantage 0 (a group of equal
+        rewards) has no gradient. Its backward pass, two thirds of the work, is left out.
         """
         settings = self.config.learner
+        all_move = self._with_reference or not settings.loss.scales_with_advantage
 
         def packed(gradient: bool) -> list[MicroBatch]:
             chosen = tuple(
-                s if (s.advantage != 0.0 or self._with_reference) == gradient else replace(s, in_loss=False)
+                s if (s.advantage != 0.0 or all_move) == gradient else replace(s, in_loss=False)
                 for s in batch.sequences
             )
             if not gradient and not any(s.in_loss for s in chosen):

@@ -116,13 +116,13 @@ class LearnerRank:
         self.learner.load_batches(batches)
         extra: Metrics = {}
         diagnostic_passes = 0
+        if stage == "first":
+            self.learner.reset_optimizer()
         loaded = time.perf_counter()
         if diagnose:
             floor = self.config.diagnostics.noise_floor
             extra, diagnostic_passes = take_diagnostics(self.learner, self.rule, noise_floor=floor)
         measured = time.perf_counter()
-        if stage == "first":
-            self.learner.reset_optimizer()
         rule = self._plain_rule if stage == "warm_start" else self.rule
         reports: list[StepReport] = []
         for index in range(len(batches)):

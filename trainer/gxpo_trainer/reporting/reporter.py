@@ -128,20 +128,23 @@ class RunReporter:
         """Write an event for the user: a restart, a fallback, a checkpoint, the end."""
         self._files[EVENTS].append({"time": self._clock(), "kind": kind, "message": message, **fields})
 
-    def write_identity(self, identity: Mapping[str, Any], attempt: int = 1) -> None:
-        """Write run.json before `attempt` starts. A later attempt keeps the first identity and records what changed."""
+    def write_identity(self, identity: Mapping[str, Any], attempt: int = 1, *, resumed: bool = False) -> None:
+        """Write run.json before `attempt` starts.
+
+        resumed: from a checkpoint. The identity stays that of the first attempt, and what changed is recorded.
+        """
         path = self.out_dir / IDENTITY
-        head: Row = {"attempt": attempt, "time": self._clock()}
-        if not path.exists():
-            write_json(path, {**identity, "attempts": [head]})
-            return
-        first = read_identity(self.out_dir)
+        first = read_identity(self.out_dir) if path.exists() else {}
         past = first.pop("attempts", [])
-        head["changed"] = {
-            name: {"first": first.get(name), "now": identity.get(name)}
-            for name in sorted({*first, *identity})
-            if plain(first.get(name)) != plain(identity.get(name))
-        }
+        head: Row = {"attempt": attempt, "time": self._clock()}
+        if not resumed:
+            first = dict(identity)
+        else:
+            head["changed"] = {
+                name: {"first": first.get(name), "now": identity.get(name)}
+                for name in sorted({*first, *identity})
+                if plain(first.get(name)) != plain(identity.get(name))
+            }
         write_json(path, {**first, "attempts": [*past, head]})
 
     def sync(self) -> None:

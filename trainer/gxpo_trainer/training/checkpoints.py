@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ MAY_CHANGE = {
     *("name", "budget", "checkpoint", "placement", "verifier"),
     *("evaluation", "diagnostics", "timeouts", "logging"),
 }
-"""Parts that do not change what a training step computes; but `verifier.rewards` does."""
+"""Parts that do not change what a training step computes; but the rewards and `verifier.answer` do."""
 MAY_CHANGE_WITHIN = {
     "model": {"gradient_checkpointing"},
     "learner": {"zero_stage", "token_budget", "sequence_parallel"},
@@ -225,7 +225,7 @@ def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     kept = {part: value for part, value in config.items() if part not in MAY_CHANGE}
     for part, free in MAY_CHANGE_WITHIN.items():
         kept[part] = {name: value for name, value in config[part].items() if name not in free}
-    return kept | {"verifier": {"rewards": config["verifier"].get("rewards")}}
+    return kept | {"verifier": {name: config["verifier"].get(name) for name in ("answer", "rewards")}}
 
 
 def _difference(name: str, then: Any, now: Any) -> tuple[str, Any, Any] | None:
@@ -250,6 +250,27 @@ def check_same_model(config: RunConfig, out_dir: Path, policy_sha256: str) -> No
             f"{policy_sha256[:12]}; set model.path (now {config.model.path!r}) to the model of the run, or start a new "
             "run in another folder"
         )
+
+
+def check_same_data(out_dir: Path, sha256: Mapping[str, str]) -> None:
+    """Raises CheckpointError when training data has changed since the run began. sha256: of its files now, by name."""
+    begun = read_identity(out_dir).get("data_sha256", {})
+    if changed := sorted(name for name, now in sha256.items() if begun.get(name, now) != now):
+        raise CheckpointError(
+            f"{out_dir} began with other data: the content of {changed[0]} has changed since; restore it, or start a "
+            "new run in another folder"
+        )
+
+
+def changed_schedule(config: RunConfig, out_dir: Path) -> str:
+    """What another `budget.steps` means for the learning rate of a run that is resumed; empty if it means nothing."""
+    begun, schedule = read_identity(out_dir)["config"]["budget"]["steps"], config.learner.optimizer.schedule
+    if schedule == "constant" or begun == config.budget.steps:
+        return ""
+    return (
+        f"budget.steps was {begun} and is {config.budget.steps}: the {schedule} learning rate jumps, as it now falls "
+        "to 0 there"
+    )
 
 
 def next_attempt(out_dir: Path, checkpoint: Checkpoint | None) -> int:

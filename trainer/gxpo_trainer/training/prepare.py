@@ -43,7 +43,14 @@ from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.rollout.vllm_driver import EpisodeStart
 from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores, visible_gpus
 from gxpo_trainer.runtime.progress import ProgressWatch
-from gxpo_trainer.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore, check_same_model, check_same_run
+from gxpo_trainer.training.checkpoints import (
+    CHECKPOINTS,
+    Checkpoint,
+    CheckpointStore,
+    check_same_data,
+    check_same_model,
+    check_same_run,
+)
 from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 
@@ -73,6 +80,11 @@ class Problems:
     benchmarks: Sequence[TokenizedBenchmark]
     first_ids: npt.NDArray[np.int32]
     rows: TokenizedPrompts | None = None
+
+    @property
+    def training_sha256(self) -> dict[str, str]:
+        """Hash of each file of training data, under a name that no benchmark has."""
+        return {f"training/{name}": sha256 for name, sha256 in self.data.sha256.items()}
 
     def shown(self) -> Iterator[str]:
         """The first training prompt as the policy sees it, and that of each benchmark, each after a line about it."""
@@ -144,6 +156,8 @@ def prepare(
         check_attention(config, placement.device)
     check_rewards(config.verifier)
     problems = load_problems(config)
+    if checkpoint is not None:
+        check_same_data(out_dir, problems.training_sha256)
     ids = chain(problems.rows.completion_ids if problems.rows else (), problems.prompts.token_ids)
     evaluated = chain.from_iterable(benchmark.token_ids for benchmark in problems.benchmarks)
     check_tokens(language_model(body), problems.tokenizer, chain(ids, evaluated))

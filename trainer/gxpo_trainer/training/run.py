@@ -33,7 +33,7 @@ from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
 from gxpo_trainer.runtime.ray_session import Event, cluster_resources, connect_ray, reserve
 from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SharedDevices
-from gxpo_trainer.training.checkpoints import next_attempt, repeated_passes
+from gxpo_trainer.training.checkpoints import changed_schedule, next_attempt, repeated_passes
 from gxpo_trainer.training.controller import Controller, Runtime
 from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.launch import ON_REQUEST, Launch
@@ -112,6 +112,9 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         _write_identity(prepared, launch, reporter, attempt)
         for problem in prepared.skipped:
             reporter.log_event("checkpoint_skipped", problem)
+        if checkpoint is not None and (change := changed_schedule(config, prepared.out_dir)):
+            reporter.log_event("schedule_changed", change)
+            progress.message(change)
         progress.message("starting sampler and learner")
         with Trackers(prepared.out_dir, config.logging, partial(_tell, reporter, progress)) as trackers:
             ended = controller.run(checkpoint)
@@ -206,11 +209,11 @@ def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
 def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter, attempt: int) -> None:
     identity = run_identity(
         prepared.config,
-        data_sha256=prepared.problems.data.sha256
+        data_sha256=prepared.problems.training_sha256
         | {b.benchmark.name: b.benchmark.sha256 for b in prepared.problems.benchmarks},
         policy_sha256=prepared.policy_sha256,
     )
-    reporter.write_identity(identity, attempt)
+    reporter.write_identity(identity, attempt, resumed=prepared.checkpoint is not None)
     if launch.serves:  # the service stores the config
         return
     copy = prepared.out_dir / CONFIG
