@@ -26,7 +26,6 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from types import FunctionType
 from typing import Any, Literal, get_args
 
 from gxpo_trainer.errors import ConfigError
@@ -164,10 +163,11 @@ def factory(kind: Kind, settings: Mapping[str, Any], environment: Mapping[str, s
     """What creates the reward or environment that `settings` name, which are those of its section.
 
     It is a class without constructor arguments or, by a settings class, one that takes the settings; a reward may also
-    be a function. Raises ConfigError, whose message starts with a verb, and pydantic's ValidationError.
+    be a function or an object that can be called. Raises ConfigError, whose message starts with a verb, and pydantic's
+    ValidationError.
     """
     chosen: Callable[[], Any] = load(kind, settings["name"], environment)
-    if kind == "rewards" and isinstance(chosen, FunctionType):
+    if kind == "rewards" and callable(chosen) and not isinstance(chosen, type):
         return lambda: chosen
     if not hasattr(chosen, "implementation"):
         return chosen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # processes of episodes and of verdicts do without NumPy
@@ -77,21 +76,22 @@ class VerifyOptions:
 
     @classmethod
     def from_dict(cls, body: Any) -> VerifyOptions:
-        """From parsed JSON. Raises ValueError naming what is wrong."""
+        """From parsed JSON; null is not set. Raises ValueError naming what is wrong."""
         if not isinstance(body, dict):
             raise ValueError(f"is {type(body).__name__} instead of an object with tolerance, unit, several, boxed")
         kinds: dict[str, tuple[tuple[type, ...], str]] = {
             "tolerance": ((int, float), "a number"),
-            "unit": ((str, NoneType), "text"),
+            "unit": ((str,), "text"),
             "several": ((bool,), "true or false"),
             "boxed": ((bool,), "true or false"),
         }
         for name, value in body.items():
             if name not in kinds:
                 raise ValueError(f"has the unknown key {name!r}; use {', '.join(kinds)}")
-            if type(value) not in kinds[name][0]:
+            if value is not None and type(value) not in kinds[name][0]:
                 raise ValueError(f"{name} = {value!r}: must be {kinds[name][1]}")
-        return cls(**body)
+        # A struct of Parquet has every key in every row.
+        return cls(**{name: value for name, value in body.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)

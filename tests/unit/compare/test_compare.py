@@ -13,10 +13,11 @@ from scipy import stats
 
 from gxpo_trainer.compare import curves
 from gxpo_trainer.compare.evidence import amount, ratio, ratio_interval, weigh
-from gxpo_trainer.compare.groups import common_grids, compare_groups, default_baseline, sweep
+from gxpo_trainer.compare.groups import common_budgets, common_grids, compare_groups, default_baseline, sweep
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
+from gxpo_trainer.errors import DataError
 
 STEPS = (0, 10, 20, 30)
 BASELINE = ((0, 10, 20, 30), (0.0, 1.0, 2.0, 3.0), (0.2, 0.4, 0.5, 0.5))
@@ -85,6 +86,21 @@ def test_costs_are_compared_where_all_runs_were_evaluated() -> None:
     short = curve(*([3 * s for s in fine][:12], list(fine)[:12], [rise[s] for s in fine][:12], list(fine)[:12]))
     (budget,) = compare_groups([groups[0], SeedGroup("GXPO", (run(short),))], "GRPO").group("GXPO").budgets[:1]
     assert (budget.axis, budget.budget, budget.over_seeds.mean) == ("steps", 18, 0.0)
+
+
+@pytest.mark.parametrize(("passes", "num"), [(10 / 3, 1), (4 / 3, 2), (10 / 3, 9), (8 / 3, 6), (13 / 3, 6), (7 / 6, 6)])
+def test_the_last_evaluation_counts_at_fractions_of_a_pass(passes: float, num: int) -> None:
+    """Sums of thirds and sixths lie a hair below or above the numbers of a grid."""
+    costs, steps, rise = np.cumsum([0, *[passes] * num]), range(num + 1), [0.1 + 0.05 * n for n in range(num + 1)]
+    groups = [SeedGroup(name, (run(curve(costs, steps, rise, steps)),)) for name in ("GRPO", "GXPO")]
+    for group in compare_groups(groups, "GRPO").groups:
+        assert (group.at_equal_passes.accuracy.mean, group.at_equal_passes.all_reached) == (rise[-1], True)
+
+
+def test_a_budget_is_reached_by_a_cost_that_differs_by_rounding() -> None:
+    for cost, budget in ((7.000000000000001, 7), (25.999999999999996, 26)):
+        point = curves.at_budget(curve((0, cost), (0, 1), (0.2, 0.5), (0, 6)), "backward_passes", budget)
+        assert (point.accuracy, point.reached) == (0.5, True)
 
 
 def test_the_monotone_curve_by_hand() -> None:
@@ -253,6 +269,13 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
     assert weigh(slower).supported == {"GXPO": ()}
 
 
+def test_a_candidate_that_never_gets_there_is_one_of_those_that_are_corrected_for() -> None:
+    groups = [three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 5, 4))]
+    # t = 0.7675/(0.1288/√3) = 10.32, p = 1 − t/√(t² + 2) = 0.0093: times three costs 0.028, times six 0.056.
+    assert weigh(compare_groups(groups, "GRPO")).supported["GXPO"] == ("steps", "backward_passes", "hours")
+    assert weigh(compare_groups([*groups, three_seeds("SFPO", (25, 25, 25))], "GRPO")).supported["GXPO"] == ()
+
+
 AFTER = "below GRPO after 10 backward passes"
 OVER = f"{AFTER}; with 3 shared seeds the 95% interval"
 
@@ -316,6 +339,54 @@ def test_savings_at_a_target_by_hand() -> None:
     assert [grid.tolist() for grid in common_grids(single).values()] == [[0, 1], [0, 1]]
 
 
+def rising(name: str, every: int, last: int = 60) -> SeedGroup:
+    """Accuracy 0.2 and a hundredth more each step of one pass, evaluated every few steps up to the last."""
+    steps = list(range(0, last + 1, every))
+    made = curve(steps, [step / 60 for step in steps], [0.2 + 0.01 * step for step in steps], steps)
+    return SeedGroup(name, tuple(run(made, seed) for seed in range(3)))
+
+
+def test_a_run_that_was_evaluated_at_its_start_alone_decides_nothing_about_the_others_and_is_named() -> None:
+    grpo, gxpo, lost = rising("GRPO", 12), rising("GXPO", 2), rising("SFPO", 1, last=0)
+    two, three = ([grpo, gxpo], [grpo, gxpo, lost])
+    assert [grid.tolist() for grid in common_grids(three).values()] == [list(range(0, 61, 12))] * 2
+    assert common_budgets(three) == common_budgets(two)
+    for groups in (two, three):
+        # 0.5 after 30 steps, where GXPO alone was evaluated; both at 36.
+        (reach,) = sweep(gxpo, grpo, [0.5], common_grids(groups), "backward_passes")
+        assert reach.first.mean == 1.0
+    compared = compare_groups(three, "GRPO")
+    assert replace(compared.group("GXPO"), plateau=None) == replace(
+        compare_groups(two, "GRPO").group("GXPO"), plateau=None
+    )
+    # It is counted as one that did not get there.
+    (reach,) = sweep(lost, grpo, [0.5], common_grids(three), "backward_passes")
+    assert (reach.first, reach.interpolated) == (None, None)
+    sfpo = compared.group("SFPO")
+    assert (sfpo.num_reached, sfpo.num_paired, sfpo.at_equal_passes, sfpo.plateau) == (0, 3, None, None)
+    assert weigh(compared).missing == (
+        "longer runs of SFPO (3 seeds did not reach the target)",
+        "evaluations after the start of SFPO (none with seed 0, 1, 2)",
+    )
+    # Where no run has a later one, the initial policies are all there is.
+    assert common_budgets([lost])["backward_passes"] == (0.0,)
+
+
+def test_a_baseline_whose_seed_ended_at_the_start_is_not_said_to_have_learned_nothing() -> None:
+    grpo, sfpo = rising("GRPO", 30), rising("SFPO", 30)
+    ended = replace(grpo.runs[2], curve=rising("GRPO", 1, last=0).runs[0].curve)
+    evidence = weigh(compare_groups([SeedGroup("GRPO", (*grpo.runs[:2], ended)), sfpo], "GRPO"))
+    assert "never exceeds" not in evidence.sentence
+    assert "evaluations after the start of GRPO (none with seed 2)" in evidence.missing
+    assert not evidence.supported["SFPO"]
+
+
+def test_seeds_without_a_common_evaluation_are_named_in_one_line() -> None:
+    apart = SeedGroup("GXPO", tuple(run(curve((s,), (1,), (0.5,), (s,)), s) for s in (90, 93)))
+    with pytest.raises(DataError, match=r"^GXPO: the seeds have no evaluation step in common; set the same"):
+        compare_groups([rising("GRPO", 30), apart], "GRPO")
+
+
 def headline(*groups: SeedGroup) -> tuple[str, bool]:
     evidence = weigh(compare_groups(groups, "GRPO"))
     return evidence.sentence.splitlines()[0], evidence.conclusive
@@ -333,6 +404,11 @@ def test_the_headline_is_about_the_best_candidate_at_equal_passes_and_says_what_
     corrected = "excludes zero, but not once corrected for 2 comparisons."
     text = f"{best} is 7.0 points above GRPO {after} +0.8 to +13.2 {corrected}"
     assert headline(grpo, ends("Epochs", 0.5, 0.41, 0.5), close) == (text, False)
+    # As one of two that are compared, whatever became of the other: no spread, or no evaluation after the start.
+    ended = ends("Epochs", 0.5, 0.5, 0.5)
+    at_start = [replace(one, curve=curve((0,), (0,), (0.2,), (0,))) for one in ended.runs]
+    for other in (ended, SeedGroup("Epochs", tuple(at_start))):
+        assert headline(grpo, other, close) == (text, False)
     assert headline(grpo, clear, ends("Epochs", 0.4))[0] == first.replace("GXPO", "GXPO, the best of 2 candidates,")
     unequal = ends("GXPO", 0.6, 0.61, 0.62, conditions={"data": "b"})
     assert headline(grpo, unequal) == (f"{first} Conditions differ: data.", False)
@@ -424,6 +500,9 @@ def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> 
     assert "other" in compare_groups([grpo, group("SFPO", (0, 6, 12, 12.5), 1)], "GRPO").schedule
     assert compare_groups([group("GRPO", (0, 6, 12, 24), 6), group("SFPO", (0, 6, 12, 12), 1)], "GRPO").schedule
 
+    thirds = [group(name, passes, every) for name, passes, every in
+              (("GRPO", (0, 10 / 3, 20 / 3, 10), 2), ("SFPO", np.cumsum([0, *[10 / 3] * 3]) + 1e-15, 1))]  # fmt: skip
+    assert compare_groups(thirds, "GRPO").schedule == compared.schedule
     apart = compare_groups([grpo, group("SFPO", (0, 5, 10, 15), 1)], "GRPO")
     assert not apart.differences
     assert apart.schedule == (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import (
     Reach,
     best_plateau,
@@ -159,17 +160,23 @@ def test_a_row_that_is_no_evaluation_is_rejected(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("learner", "passes"),
+    ("learner", "source", "passes"),
     [
-        ({}, 0),
-        ({"loss": {"kl_beta": 0}, "mini_batches": 1}, 0),
-        ({"loss": {"kl_beta": 0.5}}, 1),
-        ({"mini_batches": 2}, 1),
-        ({"loss": {"kl_beta": 2.0}, "mini_batches": 4}, 2),
+        ({}, "sampled", 0),
+        ({"loss": {"kl_beta": 0}, "mini_batches": 1}, "sampled", 0),
+        ({"loss": {"kl_beta": 0.5}}, "sampled", 1),
+        ({"mini_batches": 2}, "sampled", 1),
+        ({"loss": {"kl_beta": 2.0}, "mini_batches": 4}, "sampled", 2),
+        ({"mini_batches": 1}, "teacher", 1),
+        ({"mini_batches": 2}, "teacher", 2),
+        ({"mini_batches": 4}, "dataset", 0),
     ],
 )
-def test_forward_passes_are_those_of_a_reference_policy_and_of_mini_batches(learner: Any, passes: int) -> None:
-    assert forward_passes({"learner": learner}) == passes
+def test_forward_passes_are_those_of_a_reference_policy_and_of_mini_batches(
+    learner: Any, source: str, passes: int
+) -> None:
+    assert forward_passes({"learner": learner, "rollout": {"source": source}}) == passes
+    assert forward_passes({"learner": learner}) == passes or source != "sampled", "a run older than other sources"
 
 
 def test_numbers_of_a_row_are_decoded() -> None:
@@ -317,6 +324,55 @@ def test_a_payoff_by_hand() -> None:
     assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
     # In time 2/(0.8 + 0.6), asynchronously 2 · 0.8/max(0.8, 0.6).
     assert table.rows == (("Epochs", "2.0× fewer", "1.4× less", "2.0× less", "3.00"),)
+
+
+def warm_started(name: str, every: int, warm_steps: int) -> SeedGroup:
+    """Evaluated before the warm start, at its end, and twice after it, each time after 30 passes more."""
+    settings = config() | ({"warm_start": {"steps": warm_steps}} if warm_steps else {})
+    values = {0: (0.1, 0), warm_steps: (0.2, 0), warm_steps + every: (0.4, 30), warm_steps + 2 * every: (0.6, 60)}
+    rows = [evaluation(step, value, backward_passes_total=cost) for step, (value, cost) in values.items()]
+    metrics = series(gate__z={warm_steps + 3: 0.7}, gate__shutoff_step={warm_steps + 3: warm_steps + 3})
+    return SeedGroup(name, (run_curves({"config": settings}, rows, metrics),))
+
+
+@pytest.mark.parametrize("warm_steps", [0, 50])
+def test_steps_of_a_warm_start_are_no_cost(warm_steps: int) -> None:
+    """0.6 after 60 steps of one pass, and after 20 steps of three."""
+    groups = [warm_started("GRPO", 30, warm_steps), warm_started("GXPO", 10, warm_steps)]
+    (run,) = groups[1].runs
+    assert (run.curve.steps.tolist(), run.curve.accuracy[0]) == ([0, 10, 20], 0.2), "what comes before is no run yet"
+    assert (run.gate.steps.tolist(), run.gate.shutoff_step) == ([3], 3)
+    comparison = compare_groups(groups, "GRPO")
+    steps, passes = payoff_of(comparison.group("GXPO"), comparison.group("GRPO"))
+    assert (steps.mean, passes) == (pytest.approx(3), pytest.approx(3))
+
+
+def test_a_run_that_is_still_in_its_warm_start_is_not_compared() -> None:
+    settings = config() | {"warm_start": {"steps": 50}}
+    with pytest.raises(DataError, match="no step has pass@1"):
+        run_curves({"config": settings}, [evaluation(0, 0.1)], {})
+
+
+def test_seeds_that_end_after_different_steps_have_a_payoff_and_no_mean_curve() -> None:
+    """Evaluated at start and end; the gate ends the look-ahead of each seed at another step."""
+
+    def ends(name: str, last: Sequence[int], accuracy: float) -> SeedGroup:
+        runs = [by_steps(name, (0.3, accuracy), seed=seed, sampling_share=0.5) for seed in range(3)]
+        for run, step in zip(runs, last, strict=True):
+            run.curve.steps[1], run.curve.backward_passes[1] = step, 90
+        return SeedGroup(name, tuple(runs))
+
+    groups = [ends("GRPO", (90, 90, 90), 0.5), ends("GXPO", (40, 45, 50), 0.6)]
+    comparison = compare_groups(groups, "GRPO")
+    gxpo, grpo = comparison.group("GXPO"), comparison.group("GRPO")
+    assert (gxpo.num_reached, gxpo.num_paired) == (3, 3)
+    # 90/40, 90/45 and 90/50: geometric mean (2.25 · 2 · 1.8)^(1/3); 270 passes in 135 steps against 270.
+    steps, passes = payoff_of(gxpo, grpo)
+    assert (steps.mean, passes) == (pytest.approx(8.1 ** (1 / 3)), 2.0)
+    _, convergence, _, payoff = all_tables(groups, comparison)
+    assert convergence.rows[1][3:6] == ("–", "–", "–"), "the initial policy, which alone they share, reaches nothing"
+    assert payoff.rows[0][-1] == "2.00"
+    assert weigh(comparison).missing == ("evaluations after equal steps in all seeds of GXPO",)
 
 
 def test_a_sweep_of_targets_by_hand() -> None:

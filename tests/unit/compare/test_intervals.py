@@ -76,8 +76,8 @@ def test_one_or_equal_differences_have_no_p_value() -> None:
 def test_holm_by_hand() -> None:
     # Sorted 0.01, 0.02, 0.03, 0.4: times 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.4.
     assert intervals.holm([0.03, 0.01, 0.4, 0.02]) == pytest.approx([0.06, 0.04, 0.4, 0.06])
-    # What has no p-value is not counted.
-    assert intervals.holm([0.03, None, 0.01]) == [pytest.approx(0.03), None, pytest.approx(0.02)]
+    # What has no p-value counts as 1, or the results would decide how many tests there are: 0.01 times 3, 0.03 times 2.
+    assert intervals.holm([0.03, None, 0.01]) == [pytest.approx(0.06), None, pytest.approx(0.03)]
     assert intervals.holm([0.9, 0.6]) == [1.0, 1.0]
     assert intervals.holm([]) == []
 

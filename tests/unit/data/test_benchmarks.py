@@ -129,6 +129,16 @@ def test_fields_and_system_prompt_of_an_own_file(tmp_path: Path) -> None:
     assert plain.sha256 != loaded.sha256
 
 
+def test_half_a_character_in_a_benchmark_is_refused_or_hashed(tmp_path: Path) -> None:
+    for place, name in ((tmp_path / "own.jsonl", str(tmp_path / "own.jsonl")), (tmp_path / "aime24.jsonl", "aime24")):
+        write(place, '{"problem": "x\\ud800", "answer": "1"}')
+        with pytest.raises(DataError, match=r"jsonl:1: field 'problem' has half a character"):
+            load(name, tmp_path)
+        # An id is only shown.
+        write(place, '{"problem": "x", "answer": "1", "id": "\\ud800"}')
+        assert len(load(name, tmp_path).sha256) == 64
+
+
 def test_the_rules_of_a_row_of_ones_own_file_are_read_and_checked(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", {"problem": "p", "answer": "1", "verify": {"tolerance": 0.5}})
     assert load(str(file)).prompts[0].extra["verify"] == VerifyOptions(0.5)
@@ -175,6 +185,26 @@ def test_layout_case_and_punctuation_hide_no_copy_and_another_sign_or_number_is_
     ]
     duplicates = benchmarks.find_duplicates(prompts(*copies, *others), HELD_OUT)
     assert duplicates == [(f"t{number}", "mine", "e0") for number in range(len(copies))]
+
+
+def test_a_copy_has_the_same_messages_before_it() -> None:
+    """The last message of all is the same; a system message asks nothing."""
+
+    def asked(name: str, *messages: str) -> Prompt:
+        roles = {"s": "system", "u": "user", "a": "assistant"}
+        *history, last = ({"role": roles[text[0]], "content": text[1:]} for text in messages)
+        return Prompt(name, last["content"], "?", history=tuple(history))
+
+    held_out = {
+        "mine": [asked("e", "sBe brief.", "uLet $x+1=4$.", "aYes?", "uSolve it."), asked("whole", "uWhat is 2+2?")]
+    }
+    train = [
+        asked("same", "uLet x + 1 = 4", "aYes", "uSOLVE it"),
+        asked("other", "uLet $y/3=3$.", "aYes?", "uSolve it."),
+        asked("alone", "uSolve it."),
+        asked("after examples", "uWhat is 1+1?", "a2", "uWhat is 2 + 2?"),
+    ]
+    assert benchmarks.find_duplicates(train, held_out) == [("same", "mine", "e"), ("after examples", "mine", "whole")]
 
 
 def test_exact_copies_are_dropped_and_counted_rejected_or_kept_as_configured() -> None:

@@ -27,7 +27,7 @@ from gxpo_trainer.data.prompts import (
     tokenize_prompts,
 )
 from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
-from gxpo_trainer.types import Prompt
+from gxpo_trainer.types import Prompt, VerifyOptions
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "problem": "1 + 1?", "answer": "2", "level": "Level 1", "subject": "Sums"},
@@ -57,9 +57,34 @@ def test_a_jsonl_or_csv_file_gives_its_problems_in_order(tmp_path: Path) -> None
     loaded = load(tmp_path / "mine.csv", prompt_field="question", answer_field="final")
     assert loaded.prompts == (Prompt("a", "1, and\r\n1?", "2", {"level": "3"}), Prompt("mine/2", "2*3?", "6", {}))
     # Rows need no answer where the setting says so.
+    # A long cell is a cell.
+    (tmp_path / "long.csv").write_text(f"problem,answer\n{'1+' * 100_000}1?,2\n", encoding="utf-8")
+    assert len(load(tmp_path / "long.csv").prompts[0].text) == 200_002
     write(file, {"problem": "Write a haiku."}, {"problem": "And?", "answer": "unused"})
     loaded = load_prompts(DataConfig(source=str(file), answer_field=None), 0)
     assert [(prompt.gold, prompt.extra) for prompt in loaded.prompts] == [("", {}), ("", {"answer": "unused"})]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_blanks_of_prompts_and_completions_are_kept_and_those_of_answers_are_not(suffix: str, tmp_path: Path) -> None:
+    text, completion = "Complete:\n    def f():\n", "    return 1\n"
+    row = {"problem": text, "completion": completion, "answer": " 1\n"}
+    loaded = load_prompts(DataConfig(source=str(write(tmp_path / f"a.{suffix}", row))), 0, completions=True)
+    assert [(prompt.text, prompt.completion, prompt.gold) for prompt in loaded.prompts] == [(text, completion, "1")]
+
+
+def test_rules_that_parquet_fills_up_are_left_out(tmp_path: Path) -> None:
+    """A struct has every key in every row."""
+    rules: tuple[dict[str, Any] | None, ...] = (
+        {"tolerance": 0.1, "unit": "m"},
+        {"unit": "km"},
+        {"several": True},
+        None,
+    )
+    rows = [{"problem": f"{n}?", "answer": "1", "verify": rule} for n, rule in enumerate(rules)]
+    loaded = load(write(tmp_path / "a.parquet", *rows))
+    expected = [VerifyOptions(0.1, "m"), VerifyOptions(unit="km"), VerifyOptions(several=True), None]
+    assert [prompt.extra.get("verify") for prompt in loaded.prompts] == expected
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -142,6 +167,12 @@ def test_a_hub_name_downloads_only_the_files_of_the_split(tmp_path: Path, monkey
         ({"problem": [SYSTEM], "answer": "1"}, "the last message of 'problem' is not the user's"),
         ({"problem": [{"role": "tool", "content": "1"}], "answer": "1"}, "message 1 of 'problem' must"),
         ({"problem": [SYSTEM, {"role": "user", "content": " "}], "answer": "1"}, "message 2 of 'problem' must"),
+        (
+            '{"problem": "1\\ud800?", "answer": "1"}',
+            r"field 'problem' has half a character \(a lone surrogate\), '.ud800'",
+        ),
+        ('{"problem": "1?", "answer": ["1", "\\udfff"]}', "field 'answer' has half a character"),
+        ({"problem": [{"role": "user", "content": "\ud800"}], "answer": "1"}, "message 1 of 'problem' must"),
         ({"problem": "1?", "answer": ""}, "field 'answer' is empty"),
         ({"problem": "1?", "answer": None}, "field 'answer' is null; text is expected"),
         ({"problem": "1?", "answer": True}, "field 'answer' is true; text is expected"),

@@ -21,6 +21,9 @@ from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, Veri
 
 ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 OWN_MODULE = '''
+import functools
+
+
 class Brevity:
     """1 minus a tenth of the tokens; misbehaves when the response asks for it."""
 
@@ -46,6 +49,23 @@ class NotCallable:
 
 
 number = 3
+
+
+def constant(value, sample):
+    return value
+
+
+partial = functools.partial(constant, 0.5)
+instance = Brevity()
+
+
+async def coroutine(sample):
+    return 0.5
+
+
+class Async:
+    async def __call__(self, sample):
+        return 0.5
 '''
 
 
@@ -140,6 +160,8 @@ def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], c
         ("NotCallable", "is not callable; define __call__(sample) -> float"),
         ("Missing", "module own_rewards has no Missing"),
         ("number", "(TypeError"),
+        ("coroutine", "is a coroutine function; define it without async"),
+        ("Async", "is a coroutine function; define it without async"),
     ],
 )
 def test_a_class_that_cannot_be_created_is_rejected(module: str, name: str, complaint: str) -> None:
@@ -147,6 +169,15 @@ def test_a_class_that_cannot_be_created_is_rejected(module: str, name: str, comp
         Scorer.load([{"name": f"{module}:{name}", "weight": 1.0}], {ALLOWLIST: f"{module}:{name}"})
     assert complaint in str(caught.value)
     assert f"{module}:{name}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("partial", 0.5), ("instance", 0.9), ("Brevity", 0.9)])
+def test_a_class_is_created_and_anything_else_that_can_be_called_is_the_component(
+    module: str, name: str, value: float
+) -> None:
+    rewards = [{"name": f"{module}:{name}", "weight": 1.0}]
+    context = CONTEXT | {"problem": "What?", "extra": {"level": "5"}}
+    assert Scorer.load(rewards, {}).score("5", "5", CORRECT, context)["score"] == value
 
 
 def test_a_class_not_on_the_allowlist_is_rejected_without_import() -> None:

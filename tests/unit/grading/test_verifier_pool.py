@@ -114,13 +114,13 @@ def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_i
     monkeypatch.setattr("gxpo_trainer.grading.pool.EVASION_CPU_SHARE", 0.1)
     with VerifierPool(workers=1, deadline_s=SHORT_S) as pool:
         pool.submit([("1", "1")]).result()
-        first = pool.worker_pids()
+        first = pool._processes[0].pid
         verdicts = pool.submit([("1", "1"), ("2", answer), ("3", "3"), ("4", "4")]).result()
         assert statuses(verdicts) == ["correct", status, "correct", "correct"]
         assert verdicts[1].reward == reward
         assert verdicts[1].evades == (status == "wrong")
         assert ("CPU time" if status == "wrong" else "deadline_s") in verdicts[1].detail
-        assert not psutil.pid_exists(first[0])
+        assert not psutil.pid_exists(first)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_a_worker_killed_from_outside_in_mid_answer_is_replaced_and_its_answers_
     with VerifierPool(workers=1, deadline_s=600.0) as pool:
         future = pool.submit([("1", "1"), ("2", HANG_ONCE), *((str(i), str(i)) for i in range(3, 200))])
         pid = int((faulty / "busy").read_text())
-        assert pool.worker_pids() == [pid]
+        assert [process.pid for process in pool._processes] == [pid]
         os.kill(pid, signal.SIGKILL)
         assert statuses(future.result()) == ["correct"] * 199
-        assert pid not in pool.worker_pids()
+        assert pool._processes[0].pid != pid
 
 
 def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,11 +160,11 @@ def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.
 def test_closing_fails_open_answers_and_kills_the_workers() -> None:
     closing = VerifierPool(workers=1, deadline_s=60.0)
     closing.submit([("1", "1")]).result()
-    pids = closing.worker_pids()
+    pid = closing._processes[0].pid
     future = closing.submit([("1", HANG), ("2", "2")])
     closing.close()
     closing.close()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not psutil.pid_exists(pid)
     with pytest.raises(RuntimeError, match="closed"):
         future.result()
     with pytest.raises(RuntimeError, match="closed"):
@@ -174,7 +174,7 @@ def test_closing_fails_open_answers_and_kills_the_workers() -> None:
 def test_workers_die_with_their_parent() -> None:
     code = (
         "from gxpo_trainer.grading.pool import VerifierPool; pool = VerifierPool(workers=2); "
-        "pool.submit([('1', '1')]).result(); print(*pool.worker_pids(), flush=True); input()"
+        "pool.submit([('1', '1')]).result(); print(*(process.pid for process in pool._processes), flush=True); input()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -32,6 +32,8 @@ def test_equal_answers_are_correct() -> None:
         ("1011_2", r"\boxed{(1011)_2}"), (r"(-\infty,\infty)", r"\boxed{\text{all real numbers}}"),
         ("2^n-1", r"\boxed{2^n-1\text{ for all }n\ge1}"), ("6x", r"\boxed{\frac{dy}{dx}=6x}"),
         (r"\frac{\pi}{4}+k\pi", r"\boxed{\frac{\pi}{4}+k\pi,\ k\in\mathbb{Z}}"),
+        # Signs of zero.
+        ("0", r"\boxed{-0}"), ("-0", r"\boxed{0}"), ("0", r"\boxed{+0}"),
         # Prose in several languages, corrections.
         ("220", "Réponse: Janeth aura encore 220 $ à payer d'ici 12 mois."), ("64", "したがって、答えは 64 です。"),
         ("42", "The answer is #### 42"), ("5", r"\boxed{4}, wait, no, it is \boxed{5}"), ("7", "The answer is seven."),
@@ -43,6 +45,7 @@ def test_different_answers_are_wrong() -> None:
     answers = [
         ("5", r"\boxed{6}"), ("5", "5.001"), ("-2,1", "-2.1"), ("12", "1 2"), ("AB=4,CD=5", "5,4"), ("2x+z=1", "1"),
         ("A", "(A), (B)"), ("A", "A or B"), ("3", "3xyz"), ("5", r"\boxed{x^2=5}"), ("1", "2x + z = 1"),
+        ("5", r"\boxed{-0}"), ("-5", r"\boxed{5}"),
         # One brace moved.
         ("2^{n}-1", "2^{n-1}"), (r"\frac1m t", r"\boxed{\frac{1}{mt}}"), ("e^{-2t}", r"\boxed{e^{-2}t}"),
         (r"1+\sqrt{3}i", r"\boxed{1+\sqrt{3i}}"),
@@ -230,5 +233,6 @@ def test_options_survive_json_and_those_that_mean_nothing_are_refused(body: obje
     options = VerifyOptions(0.5, "km/h", True, boxed=True)
     assert VerifyOptions.from_dict(json.loads(json.dumps(options.to_dict()))) == options
     assert VerifyOptions().to_dict() == {}
+    assert VerifyOptions.from_dict({"tolerance": 0.5, "unit": None, "several": None}) == VerifyOptions(0.5)
     with pytest.raises(ValueError, match=complaint):
         VerifyOptions.from_dict(body)

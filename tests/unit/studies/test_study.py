@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -16,12 +17,12 @@ import numpy as np
 import psutil
 import pytest
 import tomli_w
-from support.reporting import evaluation_row, write_lines
+from support.reporting import evaluation_row, metric_row, write_lines
 
 from gxpo_trainer.cli import main
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.config.io import load_run
-from gxpo_trainer.errors import ConfigError, TrainingError
+from gxpo_trainer.errors import ConfigError, DataError, TrainingError
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.studies import data as study_data, definition
 from gxpo_trainer.studies.data import StudyData
@@ -157,11 +158,24 @@ def test_the_best_rate_is_the_lowest_of_equally_good_ones_and_never_one_that_div
     # A rate that diverges ends the ladder.
     lost = rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)
     assert definition.best_point(study(), "grpo", lost) == definition.Point(1e-5)
+    # Also where the best accuracy is below `ladder.drop`, or 0.
+    for best in (0.08, 0.0):
+        lost = rung(1e-5, best) | rung(2e-5, 0.0, diverged=True)
+        assert definition.best_point(study(), "grpo", lost) == definition.Point(1e-5)
     # A rate may follow another arm's best.
     results = rung(1e-5, 0.2, "gxpo") | rung(2e-5, 0.3, "gxpo") | rung(4e-5, 0.1, "gxpo")
     assert definition.best_point(study(), "long", results) == definition.Point(3.5 * 2e-5)
     assert definition.best_point(study(), "long", {}) is None
     assert [key.arm for key in definition.pending(study(), {})] == ["grpo", "gxpo"]
+
+
+def test_of_points_that_solve_nothing_one_that_diverged_is_not_chosen() -> None:
+    keys = [definition.RunKey("ladder", "grpo", rate, 7) for rate in (1e-5, 2e-5)]
+    single = study(ladder=None, search=SEARCH | {"settings": {RATE: [1e-5, 2e-5]}, "seeds": [7]})
+    for lost in keys:
+        results = {key: definition.RunResult(0.0, diverged=key == lost) for key in keys}
+        (kept,) = {*keys} - {lost}
+        assert definition.best_point(single, "grpo", results) == kept.point
 
 
 SEARCHED = study(ladder=None, search=SEARCH)
@@ -227,7 +241,9 @@ with calls.open("a") as file:
 if {fails} and seed == 1 and calls.read_text().count(out.name) <= {fails}:
     sys.exit(1)
 out.mkdir(exist_ok=True)
-(out / "evaluations.jsonl").write_text(json.dumps({{"scores": {{"pass@1": 1.0 - 1e4 * rate}}}}) + "\\n")
+(out / "run.json").write_text(json.dumps({{"config": config}}))
+row = {{"attempt": 1, "step": 6, "benchmark": "easy", "scores": {{"pass@1": 1.0 - 1e4 * rate}}}}
+(out / "evaluations.jsonl").write_text(json.dumps(row) + "\\n")
 (out / "outcome.json").write_text(json.dumps({{"outcome": "succeeded", "reason": None}}))
 """
 
@@ -354,12 +370,25 @@ def test_sigterm_ends_the_runs_of_a_study(tmp_path) -> None:
     assert not psutil.pid_exists(int(started[0].name))
 
 
+def ended(root: Path, key: definition.RunKey, *rows, outcome="succeeded", reason=None, of=None) -> Path:
+    """The folder of a run of a study that left these evaluations."""
+    folder = root / key.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = {"config": definition.run_config(of or study(), key).model_dump(mode="json")}
+    (folder / "run.json").write_text(json.dumps(identity))
+    (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, "reason": reason}))
+    write_lines(folder / "evaluations.jsonl", list(rows))
+    return folder
+
+
+REPORTED = definition.RunKey("report", "grpo", 1e-5, 0)
+
+
 def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:
-    key = definition.RunKey("report", "grpo", 1e-5, 0)
+    key = REPORTED
     folder = tmp_path / key.folder
-    folder.mkdir(parents=True)
-    assert read_result(tmp_path, key) is None
-    (folder / "evaluations.jsonl").write_text('{"scores": {"pass@1": 0.5}}\n')
+    assert read_result(study(), tmp_path, key) is None
+    ended(tmp_path, key, evaluation_row(6))
     for outcome, reason, expected in (
         ("paused", None, None),
         ("failed", "out_of_memory", None),
@@ -367,7 +396,97 @@ def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:
         ("succeeded", None, definition.RunResult(0.5)),
     ):
         (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, "reason": reason}))
-        assert read_result(tmp_path, key) == expected
+        assert read_result(study(), tmp_path, key) == expected
+
+
+def test_a_run_counts_by_the_mean_over_benchmarks_at_the_end_of_its_merged_history(tmp_path) -> None:
+    """(0.8 + 0.1) / 2 at step 6; the second attempt began at step 4 and replaces step 12 of the first."""
+    scores = {(6, "math500"): 0.8, (6, "amc23"): 0.1, (12, "math500"): 0.9, (12, "amc23"): 0.9}
+    attempts = {12: 1, 6: 2}
+    rows = [
+        evaluation_row(step, attempt, name, scores={"pass@1": scores[step, name]})
+        for step, attempt in attempts.items()
+        for name in ("math500", "amc23")
+    ]
+    folder = ended(tmp_path, REPORTED, *rows)
+    write_lines(folder / "metrics.jsonl", [metric_row(step, attempt) for attempt, step in ((1, 12), (2, 4))])
+    assert read_result(study(), tmp_path, REPORTED) == definition.RunResult(pytest.approx(0.45))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"backward_passes": 18}, r"budget.backward_passes = 12, the study has 18"),
+        ({"evaluate_every": 3}, r"evaluation.every_steps = 6, the study has 3"),
+        ({"overrides": ["learner.mini_batches=4"]}, r"learner.mini_batches = 1, the study has 4"),
+        ({"overrides": ["evaluation.temperature=0.5"]}, r"evaluation.temperature = 1.0, the study has 0.5"),
+        ({"overrides": ["learner.lora.rank=8"]}, r"learner.lora.rank = none, the study has 8"),
+        ({"overrides": ["verifier.answer=boxed"]}, r'verifier.answer = "auto", the study has "boxed"'),
+        (
+            {"arms": BODY["arms"] | {"grpo": BODY["arms"]["gxpo"]}},
+            r'learner.rule.name = "grpo", the study has "gxpo"; restore .*, delete the folder .*, or give .* --out',
+        ),
+    ],
+)
+def test_a_run_of_other_settings_than_the_study_now_has_is_refused(tmp_path, changes, named) -> None:
+    ended(tmp_path, REPORTED, evaluation_row(6), outcome="paused")
+    for outcome in ("paused", "succeeded"):
+        (tmp_path / REPORTED.folder / "outcome.json").write_text(json.dumps({"outcome": outcome, "reason": None}))
+        with pytest.raises(ConfigError, match=rf"report/grpo/lr-1e-05-seed-0 is of a run with {named}"):
+            read_result(study(**changes), tmp_path, REPORTED)
+
+
+def test_what_changes_no_result_may_differ_and_a_newer_setting_has_its_default(tmp_path) -> None:
+    folder = ended(tmp_path, REPORTED, evaluation_row(6))
+    identity = json.loads((folder / "run.json").read_text())
+    # A run holds the commit of a model of the hub.
+    identity["config"]["model"]["revision"] = "0123abcd"
+    del identity["config"]["evaluation"]["min_p"], identity["config"]["learner"]["mini_batches"]
+    (folder / "run.json").write_text(json.dumps(identity))
+    free = ["placement.learner_ranks=2", "timeouts.setup_s=9", "verifier.workers=1", "learner.zero_stage=1"]
+    moved = study(name="renamed", title="Other", overrides=[*free, "checkpoint.keep_last=5"])
+    assert read_result(moved, tmp_path, REPORTED) == definition.RunResult(0.5)
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_is_kept_without_a_curve(tmp_path) -> None:
+    """The second rate ends the ladder; a reported run that is lost so early has no curve to compare."""
+    root, data = tmp_path / "runs", tmp_path / "data"
+    tuned = [definition.RunKey("ladder", "grpo", rate, 7) for rate in (1e-5, 2e-5)]
+    reported = [definition.RunKey("report", "grpo", 1e-5, seed) for seed in (0, 1)]
+    for key in (tuned[0], reported[0]):
+        ended(root, key, evaluation_row(6))
+    for key in (tuned[1], reported[1]):
+        ended(root, key, outcome="failed", reason="diverged")
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(BODY))
+    for _ in range(2):  # the second time with nothing but the data of the first
+        assert main(["study", "report", str(file), "--out", str(root), "--data", str(data)]) == 0
+        kept = study_data.read(data)
+        rows = {study_data.key_of(row): (row["accuracy"], row["peak"], row["diverged"]) for row in kept.runs}
+        expected = dict.fromkeys((tuned[0], reported[0]), (0.5, 0.5, False))
+        assert rows == expected | dict.fromkeys((tuned[1], reported[1]), (0.0, 0.0, True))
+        assert kept.curves.keys() == expected.keys()
+        group = kept.group("grpo")
+        assert group is not None
+        assert [run.seed for run in group.runs] == [0]
+        for key in (tuned[1], reported[1]):
+            shutil.rmtree(root / key.folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("about", "complaint"),
+    [
+        ({"study": BODY | {"speed": 1}, "conditions": {}}, r"study.json cannot be used:\n  speed = 1: unknown setting"),
+        ({"conditions": {}}, r"has no data of a study \('study'\)"),
+        ({"study": BODY}, r"has no data of a study \('conditions'\)"),
+        ([], "has no data of a study"),
+    ],
+)
+def test_data_that_is_no_study_is_refused_with_its_place(tmp_path, about, complaint) -> None:
+    study_data.write(StudyData(study(), {}, [], {}), tmp_path)
+    (tmp_path / "study.json").write_text(json.dumps(about))
+    with pytest.raises(DataError, match=complaint):
+        study_data.read(tmp_path)
 
 
 def test_the_command_states_the_cost_before_anything_runs(tmp_path, capsys) -> None:

@@ -191,9 +191,7 @@ def test_another_number_of_steps_is_told_where_it_moves_the_learning_rate(tmp_pa
 def test_other_data_is_no_resume(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"data_sha256": {"training/a": "1", "a": "2"}}), encoding="utf-8")
     check_same_data(tmp_path, {"training/a": "1", "training/new": "3"})
-    with pytest.raises(
-        CheckpointError, match=r"began with other data: the content of training/a has changed since"
-    ):
+    with pytest.raises(CheckpointError, match=r"began with other data: the content of training/a has changed since"):
         check_same_data(tmp_path, {"training/a": "2"})
 
 

@@ -151,3 +151,17 @@ def test_a_warm_start_is_counted_and_reported_apart(tmp_path: Path) -> None:
     assert warm["time/training_s"] == 0 < after["time/training_s"]
     assert after["rollout/tokens_total"] == 8
     assert controller.counters.flat == 0, "completions have no rewards that could lack a signal"
+
+
+def test_evaluations_and_trajectories_are_counted_from_the_end_of_a_warm_start(tmp_path: Path) -> None:
+    """Else rules with other passes per step, and so other every_steps, have no evaluation in common."""
+    body = {"evaluation": {"every_steps": 6}, "diagnostics": {"trajectory_every": 3}, "checkpoint": {"every_steps": 4}}
+    kinds = ("evaluate", "trajectory", "checkpoint")
+    for warm_start, evaluated, diagnosed in (
+        ({"steps": 5}, [5, 11, 17], [8, 11, 14, 17]),
+        (None, [6, 12], [3, 6, 9, 12, 15]),
+    ):
+        config = RunConfig.model_validate(body | {"warm_start": warm_start})
+        controller = Controller(Mock(config=config), Mock(), Mock(out_dir=tmp_path), Mock(), Mock())
+        due = [[step for step in range(1, 18) if controller._due(step, kind)] for kind in kinds]
+        assert due == [evaluated, diagnosed, [4, 8, 12, 16]], "checkpoints are no cost that is compared"

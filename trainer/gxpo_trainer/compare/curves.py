@@ -31,17 +31,19 @@ GRID_OF: dict[Axis, Axis] = {axis: "steps" if axis in ("steps", "tokens") else "
 """The axis on whose common grid a cost is compared: other costs differ from run to run."""
 PLATEAU = 0.4
 """Share of the budget whose evaluations are the plateau, where none was registered."""
+SAME = 1e-6
+"""Costs that differ by no more are equal: passes are sums of thirds or sixths, and the points of a grid are rounded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationCurve:
     """A run's evaluations in order of steps; every array has shape [num_evaluations].
 
-    backward_passes: since the start, without repeated and diagnostic ones. hours: training time without evaluation,
-    diagnostics and checkpoints. tokens: sampled tokens. accuracy: in [0, 1]. ci_low, ci_high: 95% interval over
-    problems, NaN if unknown. per_problem: [num_evaluations, num_problems] or None, weighted so that row means are the
-    accuracy (a macro average may have scores above 1); problem_ids: its columns. forward_passes: of a step, without
-    backward passes.
+    steps: of the run, without those of a warm start. backward_passes: since the start, without repeated and diagnostic
+    ones. hours: training time without evaluation, diagnostics and checkpoints. tokens: sampled tokens. accuracy: in
+    [0, 1]. ci_low, ci_high: 95% interval over problems, NaN if unknown. per_problem: [num_evaluations, num_problems] or
+    None, weighted so that row means are the accuracy (a macro average may have scores above 1); problem_ids: its
+    columns. forward_passes: of a step, without backward passes.
     """
 
     steps: Floats
@@ -177,17 +179,17 @@ def interpolated(curve: EvaluationCurve, target: float, axis: Axis, counted: npt
 def in_plateau(curve: EvaluationCurve, budget: float, window: float = PLATEAU) -> npt.NDArray[np.bool_]:
     """Which evaluations lie in the last share `window` of a budget of backward passes; never the initial policy's."""
     passes = curve.backward_passes
-    return (passes > 0) & (passes >= (1 - window) * budget - 1e-6) & (passes <= budget + 1e-6)
+    return (passes > 0) & (passes >= (1 - window) * budget - SAME) & (passes <= budget + SAME)
 
 
 def at_budget(curve: EvaluationCurve, axis: Axis, budget: float) -> BudgetPoint | None:
     """The last evaluation whose cost is at most `budget`; None when the first one came later."""
     costs = curve.cost(axis)
-    within = np.flatnonzero(costs <= budget)
+    within = np.flatnonzero(costs <= budget + SAME)
     if not within.size:
         return None
     index = int(within[-1])
-    return BudgetPoint(index, float(curve.accuracy[index]), float(costs[index]), bool(costs[-1] >= budget))
+    return BudgetPoint(index, float(curve.accuracy[index]), float(costs[index]), bool(costs[-1] >= budget - SAME))
 
 
 def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:

@@ -101,7 +101,7 @@ def weigh(comparison: Comparison) -> Evidence:
     missing = _missing(comparison, candidates)
     headline, conclusive = _headline(comparison, candidates)
     parts = [headline]
-    if comparison.target.steps == 0:
+    if not any(seed.peak.steps for seed in comparison.group(comparison.baseline).by_seed):
         best = percent(comparison.target.accuracy)
         parts.append(f"{comparison.baseline} never exceeds its initial policy ({best}).")
     parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
@@ -160,10 +160,11 @@ def _headline(comparison: Comparison, candidates: list[GroupResult]) -> tuple[st
         return f"{text}{f' ({bounds(interval)} over {kind})' if bounds(interval) else ''}.{rest}", False
     excludes = "excludes" if seeds.excludes(0.0) else "does not exclude"
     text += f"; with {num} shared seeds the {100 * comparison.level:g}% interval {bounds(seeds)} {excludes} zero"
-    adjusted = holm([other.p_value for _, other, _ in compared])[0]
+    uncompared = [None] * (len(candidates) - len(compared))
+    adjusted = holm([*(other.p_value for _, other, _ in compared), *uncompared])[0]
     shown = adjusted is not None and adjusted < ALPHA
     if seeds.excludes(0.0) and not shown:
-        but = "all seeds differ alike" if adjusted is None else f"not once corrected for {len(compared)} comparisons"
+        but = "all seeds differ alike" if adjusted is None else f"not once corrected for {len(candidates)} comparisons"
         text += f", but {but}"
     return f"{text}.{rest}", shown and not unequal
 
@@ -208,6 +209,11 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
         if group.num_paired >= MIN_SEEDS and group.num_reached < group.num_paired:
             seeds = number_of(group.num_paired - group.num_reached, "seed")
             missing.append(f"longer runs of {group.name} ({seeds} did not reach the target)")
+    for group in comparison.groups:
+        if lost := [str(seed.seed) for seed in group.by_seed if not seed.final.steps]:
+            missing.append(f"evaluations after the start of {group.name} (none with seed {_some(lost)})")
+        if group.unshared:
+            missing.append(f"evaluations after equal steps in all seeds of {group.name}")
     for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:
             missing.append(f"{what} (these differ: {_some(names)})")

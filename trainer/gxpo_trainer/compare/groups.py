@@ -29,6 +29,7 @@ from gxpo_trainer.compare.curves import (
     AXES,
     GRID_OF,
     PLATEAU,
+    SAME,
     Axis,
     BudgetPoint,
     EvaluationCurve,
@@ -58,6 +59,7 @@ from gxpo_trainer.compare.intervals import (
 )
 from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
 from gxpo_trainer.config.rules import RULE_CHOICE
+from gxpo_trainer.errors import DataError
 
 Grids = Mapping[Axis, Floats | None]
 CostOf = Callable[[EvaluationCurve, float, Axis, npt.NDArray[np.bool_]], float | None]
@@ -86,12 +88,14 @@ class BudgetResult:
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """One seed: its peak, the peak of the baseline's run of the same seed (`target`), and where it was reached.
+    """One seed: its last evaluation and its peak, the peak of the baseline's run of the same seed (`target`), and where
+    it was reached.
 
     target is None if the baseline lacks the seed, match if the target was not reached.
     """
 
     seed: int
+    final: Point
     peak: Point
     target: Point | None
     match: Point | None
@@ -126,6 +130,11 @@ class GroupResult:
     plateau: Contrast | None = None
     at_equal_passes: BudgetResult | None = None
 
+    @property
+    def unshared(self) -> bool:
+        """Whether its seeds share the initial policy's evaluation alone, so that the mean curve tells no cost."""
+        return not self.final.steps and all(seed.final.steps for seed in self.by_seed)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -158,11 +167,11 @@ def compare_groups(
     """Compare every group with the one called `baseline`.
 
     budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
-    runs reached.
+    runs reached. Raises DataError where the seeds of a group have no evaluation step in common.
     """
     reference = {group.name: group for group in groups}[baseline]
     grids = common_grids(groups)
-    target = peak(mean_curve([run.curve for run in reference.runs]))
+    target = peak(_mean_curve(reference))
     common = common_budgets(groups)
     chosen = budgets if budgets is not None else common
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
@@ -182,7 +191,14 @@ def compare_groups(
             )
         )
     differences = tuple(find_differences(groups, baseline))
-    return Comparison(baseline, target, LEVEL, tuple(results), differences, schedule_note(groups, baseline))
+    return Comparison(baseline, target, LEVEL, tuple(results), differences, schedule_note(groups, reference))
+
+
+def _mean_curve(group: SeedGroup) -> EvaluationCurve:
+    try:
+        return mean_curve([run.curve for run in group.runs])
+    except ValueError as error:
+        raise DataError(f"{group.name}: {error}") from None
 
 
 def plateau_contrasts(
@@ -275,26 +291,34 @@ def default_baseline(groups: Sequence[SeedGroup]) -> str:
 
 
 def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]:
-    """The largest budget of each axis that every run reached, without axes that are unknown in a run.
+    """The largest budget of each axis that every trained run reached, without axes that are unknown in one.
 
     On a common grid it is a point of it: between two points the last evaluation favours a run with more of them.
     """
-    last = {axis: min(float(run.curve.cost(axis)[-1]) for g in groups for run in g.runs) for axis in AXES}
+    curves = _trained(groups)
+    last = {axis: min(float(curve.cost(axis)[-1]) for curve in curves) for axis in AXES}
     for axis, grid in common_grids(groups).items():
-        if grid is not None and (within := grid[(grid > 0) & (grid <= last[axis])]).size:
+        if grid is not None and (within := grid[(grid > 0) & (grid <= last[axis] + SAME)]).size:
             last[axis] = float(within[-1])
-    known = [axis for axis in AXES if all(math.isfinite(run.curve.cost(axis)[-1]) for g in groups for run in g.runs)]
+    known = [axis for axis in AXES if all(math.isfinite(curve.cost(axis)[-1]) for curve in curves)]
     return {axis: (last[axis],) for axis in known}
 
 
 def common_grids(groups: Sequence[SeedGroup]) -> dict[Axis, Floats | None]:
-    """The common grid of steps and of backward passes; None where a run has no evaluation on it after the start."""
-    curves = [run.curve for group in groups for run in group.runs]
+    """The common grid of steps and of backward passes; None where a trained run has no point of it after the start."""
+    curves = _trained(groups)
     grids: dict[Axis, Floats | None] = {}
     for axis in dict.fromkeys(GRID_OF.values()):
         grid = common_grid(curves, axis)
         grids[axis] = grid if all((on_grid(c, axis, grid) & (c.cost(axis) > 0)).any() for c in curves) else None
     return grids
+
+
+def _trained(groups: Sequence[SeedGroup]) -> list[EvaluationCurve]:
+    """Curves with an evaluation after the start, or all if none has: a run that ends before it, as a diverged one may,
+    must not decide where the others are compared."""
+    curves = [run.curve for group in groups for run in group.runs]
+    return [curve for curve in curves if curve.steps[-1] > 0] or curves
 
 
 def _speed_ups(
@@ -315,7 +339,7 @@ def _speed_ups(
 
 def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids) -> GroupResult:
     """Cost to reach the baseline's peak, of the mean curve and per seed."""
-    curve, other = (mean_curve([run.curve for run in one.runs]) for one in (group, reference))
+    curve, other = (_mean_curve(one) for one in (group, reference))
     seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), grids) for run in group.runs)
     seed_speed_ups: dict[Axis, Interval | None] = {}
     for axis in AXES:
@@ -338,12 +362,12 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: G
 
 
 def _seed_result(run: RunCurves, other: RunCurves | None, grids: Grids) -> SeedResult:
-    best = peak(run.curve)
+    final, best = run.curve.point(-1), peak(run.curve)
     if other is None:
-        return SeedResult(run.seed, best, None, None, dict.fromkeys(AXES))
+        return SeedResult(run.seed, final, best, None, None, dict.fromkeys(AXES))
     target = peak(other.curve)
     match = first_reaching(run.curve, target.accuracy)
-    return SeedResult(run.seed, best, target, match, _speed_ups(other.curve, run.curve, target, grids))
+    return SeedResult(run.seed, final, best, target, match, _speed_ups(other.curve, run.curve, target, grids))
 
 
 def _at_budget(group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float) -> BudgetResult | None:
@@ -391,7 +415,11 @@ def payoff_of(group: GroupResult, baseline: GroupResult) -> tuple[Interval, floa
     ratio = group.seed_speed_ups["steps"]
     if ratio is None or ratio.num < group.num_paired or group.name == baseline.name:
         return None
-    own, reference = (result.final.backward_passes / result.final.steps for result in (group, baseline))
+    # Of the runs, for a gate ends their look-ahead at different steps.
+    own, reference = (
+        sum(seed.final.backward_passes for seed in result.by_seed) / sum(seed.final.steps for seed in result.by_seed)
+        for result in (group, baseline)
+    )
     return ratio, own / reference
 
 

@@ -152,13 +152,13 @@ def p_of_mean(values: Sequence[float]) -> float | None:
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjusted p-values of Holm (1979): the k-th smallest of m times m − k + 1, made monotone and at most 1.
 
-    A comparison without a p-value keeps None and is not counted.
+    A comparison without a p-value keeps None and counts as 1: m must not depend on the results.
     """
     known = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
     for rank, (value, index) in enumerate(known):
-        adjusted[index] = largest = max(largest, min(1.0, (len(known) - rank) * value))
+        adjusted[index] = largest = max(largest, min(1.0, (len(p_values) - rank) * value))
     return adjusted
 
 

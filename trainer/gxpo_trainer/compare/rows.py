@@ -52,8 +52,12 @@ def run_curves(
 
     evaluations: at most one per step and benchmark (see `decode_evaluation`). benchmarks: names, by default all of the
     run; several are macro-averaged at the steps where all have a finite value. metric: a name in `scores`;
-    per-problem scores exist for pass@1 only. Raises DataError when there is no evaluation.
+    per-problem scores exist for pass@1 only. Steps are counted from the end of a warm start, whose policy is the
+    initial one. Raises DataError when there is no evaluation.
     """
+    config = identity["config"]
+    warm_steps = (config.get("warm_start") or {}).get("steps", 0)
+    evaluations = [row for row in evaluations if row["step"] >= warm_steps]
     present = list(dict.fromkeys(row["benchmark"] for row in evaluations))
     chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present
     absent = [name for name in chosen if name not in present]
@@ -66,17 +70,14 @@ def run_curves(
     complete = [rows for _, rows in sorted(by_step.items()) if len(rows) == len(chosen)]
     if not complete:
         raise DataError(f"no step has {metric} of {chosen or 'any benchmark'}")
-    config = identity["config"]
     settings, machine = flatten(config), identity.get("hardware") or {}
+    curve = _curve([[rows[name] for name in chosen] for rows in complete], metric)
     return RunCurves(
         name=str(config["name"]),
         rule=run_label(config["learner"]["rule"]),
         seed=int(config["seed"]),
-        curve=replace(
-            _curve([[rows[name] for name in chosen] for rows in complete], metric),
-            forward_passes=forward_passes(config),
-        ),
-        gate=_gate(series, config),
+        curve=replace(curve, steps=curve.steps - warm_steps, forward_passes=forward_passes(config)),
+        gate=_gate(series, config, warm_steps),
         conditions=_conditions(identity, settings, complete[-1]),
         hardware={name: json.dumps(machine.get(name)) for name in ("cpu", "usable_cores", "accelerators")}
         | {name: value for name, value in settings.items() if _SPEED.match(name)},
@@ -85,10 +86,11 @@ def run_curves(
 
 
 def forward_passes(config: Mapping[str, Any]) -> float:
-    """Forward passes of a step without a backward pass: of a reference policy, and for log π_old of mini-batches."""
-    learner = config["learner"]
-    loss: Mapping[str, Any] = learner.get("loss") or {}
-    return float(bool(loss.get("kl_beta"))) + float(learner.get("mini_batches") not in (None, 1))
+    """Forward passes of a step without a backward pass: of a reference policy or a teacher, and for log π_old of
+    mini-batches, which worked answers do not have."""
+    learner, source = config["learner"], (config.get("rollout") or {}).get("source")
+    scored = source == "teacher" or bool((learner.get("loss") or {}).get("kl_beta"))
+    return float(scored) + float(source != "dataset" and learner.get("mini_batches") not in (None, 1))
 
 
 def sampling_share(series: Series) -> float | None:
@@ -177,16 +179,16 @@ def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | Non
     return whole, tuple(f"{row['benchmark']}/{name}" for row, own in zip(points[0], names, strict=True) for name in own)
 
 
-def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:
+def _gate(series: Series, config: Mapping[str, Any], warm_steps: int) -> GateTrace:
     steps, z = series.get(GATE_Z, _NO_VALUES)
     ends = (series.get(name, _NO_VALUES)[1] for name in GATE_ENDS)
     threshold, shutoff = (float(values[-1]) if values.size else None for values in ends)
     gate = config["learner"]["rule"].get("gate") or {}
     return GateTrace(
-        steps=steps,
+        steps=steps - warm_steps,
         z=z,
         threshold=threshold,
-        shutoff_step=int(shutoff) if shutoff is not None and math.isfinite(shutoff) else None,
+        shutoff_step=int(shutoff) - warm_steps if shutoff is not None and math.isfinite(shutoff) else None,
         two_sided=bool(gate.get("two_sided", False)),
     )
 

@@ -124,17 +124,17 @@ class Difference:
     hardware: bool
 
 
-def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
+def schedule_note(groups: Sequence[SeedGroup], reference: SeedGroup) -> str:
     """Why groups were evaluated after different numbers of steps, and what that means; empty where they were not."""
     every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
     if len(every) < 2:
         return ""
-    reference = {group.name: group for group in groups}[baseline]
     other: list[str] = []
     for group in groups:
         for run in group.runs:
-            # As far as both went.
-            own, its = (r.curve.backward_passes for r in (run, reference.by_seed.get(run.seed, reference.runs[0])))
+            # As far as both went; sums of thirds of a pass differ in their last digits.
+            pair = (run, reference.by_seed.get(run.seed, reference.runs[0]))
+            own, its = (np.round(one.curve.backward_passes, 6) for one in pair)
             end = min(own[-1], its[-1])
             if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
                 other.append(group.name)
@@ -142,7 +142,7 @@ def schedule_note(groups: Sequence[SeedGroup], baseline: str) -> str:
         return "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
     return (
         f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
-        f"{baseline}: at an equal budget the last evaluation within it counts, and a target is reached at an "
+        f"{reference.name}: at an equal budget the last evaluation within it counts, and a target is reached at an "
         "evaluation of the common grid; nothing is interpolated."
     )
 
@@ -156,8 +156,7 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
     problems); without a shared seed the sets of values are compared. A setting that a run's version did not have counts
     as the default, anything else that is missing as `unknown`.
     """
-    reference = {group.name: group for group in groups}[baseline or groups[0].name]
-    differences = []
+    baseline, differences = baseline or groups[0].name, []
     for hardware in (False, True):
         stated = {
             group.name: {run.seed: run.hardware if hardware else run.conditions for run in group.runs}
@@ -170,7 +169,7 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
                 name: {seed: values.get(setting, absent) for seed, values in runs.items()}
                 for name, runs in stated.items()
             }
-            if any(_unequal(values, by_seed[reference.name]) for values in by_seed.values()):
+            if any(_unequal(values, by_seed[baseline]) for values in by_seed.values()):
                 unique = {name: tuple(dict.fromkeys(values.values())) for name, values in by_seed.items()}
                 differences.append(Difference(setting, unique, hardware))
     return differences

@@ -176,7 +176,7 @@ def payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: fl
 
 def _match(group: GroupResult, axis: Axis) -> str:
     if group.match is None:
-        return "not reached"
+        return NONE if group.unshared else "not reached"
     speed_up = group.speed_ups[axis]
     words = "" if speed_up is None else ratio(speed_up, axis).replace("equal", "1.00×")
     return amount(axis, group.match.cost(axis)) + (f" ({words})" if words else "")

@@ -56,7 +56,7 @@ class LossSettings(Settings):
     implementation: ClassVar[str]
     """`module:Class` of the surrogate on the contract of algo/losses.py; the class takes these settings."""
     scales_with_advantage: ClassVar[bool] = False
-    """Whether a token's loss and gradient are 0 where its advantage is: the learner then leaves out the backward pass."""
+    """Whether a token's loss and gradient are 0 where its advantage is; the learner then leaves out a backward pass."""
 
     surrogate: str
     clip_low: float = Field(0.2, ge=0, description="ε_low.")

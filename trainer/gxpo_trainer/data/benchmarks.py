@@ -3,7 +3,7 @@
 A named benchmark is a BenchmarkSpec: where its copy is, and one small function per peculiarity of its rows.
 
 A training problem repeats an evaluation problem when both have the same words, numbers and signs, ignoring case,
-spacing and punctuation.
+spacing and punctuation; the messages before an evaluation problem are part of it.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def load_benchmark(
         options = prompt.extra.get(EXTRA_KEY)
         further = ([] if options is None else [options.to_dict()]) + ([prompt.history] if prompt.history else [])
         rows.append((prompt.id, prompt.text, prompt.gold, *further))
-    digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode("utf-8", "backslashreplace")).hexdigest()
     return Benchmark(label, evaluated, alone.template_text, digest, files, left_out=prompts[len(evaluated) :])
 
 
@@ -258,7 +258,7 @@ def read_row(spec: BenchmarkSpec, record: Record) -> Prompt:
     if options is not None:
         extra[EXTRA_KEY] = options
     given = next((fields[name] for name in ("id", "unique_id", "ID") if fields.get(name) is not None), record.name)
-    return Prompt(str(given), field_text(record, problem, FIX), gold, extra)
+    return Prompt(str(given), field_text(record, problem, FIX).strip(), gold, extra)
 
 
 _LAYOUT = re.compile(
@@ -278,13 +278,22 @@ def words(text: str) -> str:
     return " ".join(_SYNONYMS.get(token, token) for token in tokens)
 
 
+def _asked(prompt: Prompt) -> str:
+    """The words of a problem and of the messages before it, without the system's."""
+    messages = [message["content"] for message in prompt.history if message["role"] != "system"]
+    return words("\n".join([*messages, prompt.text]))
+
+
 def find_duplicates(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> list[tuple[str, str, str]]:
-    """Training problems that are also problems of the benchmarks (by name): id, benchmark, id of its problem."""
+    """Training problems that are also problems of the benchmarks (by name): id, benchmark, id of its problem.
+
+    Messages before an evaluation problem belong to it; a training problem may have examples before a whole one.
+    """
     evaluated: dict[str, tuple[str, str]] = {}
     for name, prompts in benchmarks.items():
         for prompt in prompts:
-            evaluated.setdefault(words(prompt.text), (name, prompt.id))
-    matches = ((prompt.id, evaluated.get(words(prompt.text))) for prompt in train)
+            evaluated.setdefault(_asked(prompt), (name, prompt.id))
+    matches = ((p.id, evaluated.get(_asked(p)) or evaluated.get(words(p.text))) for p in train)
     return [(train_id, *match) for train_id, match in matches if match is not None]
 
 

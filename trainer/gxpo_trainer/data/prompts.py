@@ -32,6 +32,8 @@ from gxpo_trainer.grading.extract import boxed_answer
 from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 _ROLES = ("system", "user", "assistant")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""Half of a character, which JSON can write (`\\ud83d` alone) and no tokenizer reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +235,12 @@ def _messages(record: Record, name: str, value: list[dict[str, Any]]) -> tuple[s
     """Text of the last message, which is the user's, and the messages before it."""
     for number, message in enumerate(value, start=1):
         given = {key: part for key, part in message.items() if part is not None}
-        is_text = all(isinstance(part, str) and part.strip() for part in given.values())
-        if given.keys() != {"role", "content"} or not is_text or given["role"] not in _ROLES:
+        texts = (isinstance(part, str) and part.strip() and not _SURROGATE.search(part) for part in given.values())
+        if given.keys() != {"role", "content"} or not all(texts) or given["role"] not in _ROLES:
             raise DataError(
                 f"{record.location}: message {number} of {name!r} must have a role, one of {', '.join(_ROLES)}, and a "
-                f"content, a text that is not empty; it is {json.dumps(message, default=str)[:80]}"
+                "content, a text that is not empty and has no half of a character (a lone surrogate); it is "
+                f"{json.dumps(message, default=str)[:80]}"
             )
     if value[-1]["role"] != "user":
         raise DataError(f"{record.location}: the last message of {name!r} is not the user's; end with what is asked")
@@ -246,7 +249,10 @@ def _messages(record: Record, name: str, value: list[dict[str, Any]]) -> tuple[s
 
 
 def field_text(record: Record, name: str, fix: str) -> str:
-    """A field as text, with several answers joined by commas. Raises DataError, with `fix` if the field is missing."""
+    """A field as text, as it stands, or several answers joined by commas.
+
+    Raises DataError, with `fix` if the field is missing.
+    """
     if name not in record.fields:
         has = ", ".join(sorted(record.fields)) or "none"
         raise DataError(f"{record.location}: has no field {name!r} (its fields: {has}); {fix}")
@@ -256,9 +262,12 @@ def field_text(record: Record, name: str, fix: str) -> str:
         raise DataError(f"{record.location}: field {name!r} is {json.dumps(value, default=str)[:80]}; text is expected")
     if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
         raise DataError(f"{record.location}: field {name!r} is not a finite number")
-    text = ", ".join(str(part).strip() for part in parts)
-    if not text:
+    text = ", ".join(str(part).strip() for part in parts) if isinstance(value, list) else str(value)
+    if not text.strip():
         raise DataError(f"{record.location}: field {name!r} is empty; correct or remove the row")
+    if half := _SURROGATE.search(text):
+        fault = f"has half a character (a lone surrogate), {half[0]!r}"
+        raise DataError(f"{record.location}: field {name!r} {fault}; correct or remove the row")
     return text
 
 

@@ -10,6 +10,7 @@ import csv
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -119,6 +120,7 @@ def read_records(files: Iterable[Path], most: int | None = None) -> list[Record]
 
 def _csv(file: Path) -> Iterator[Record]:
     """Rows of a comma-separated UTF-8 file, whose first line names the columns; an empty cell is a missing field."""
+    csv.field_size_limit(sys.maxsize)
     with file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream, strict=True)
         try:

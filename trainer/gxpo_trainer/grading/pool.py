@@ -228,9 +228,6 @@ class VerifierPool(AbstractContextManager["VerifierPool"]):
             self._queue.put((job, i, pair))
         return job.future
 
-    def worker_pids(self) -> list[int]:
-        return [process.pid for process in self._processes if process is not None]
-
     def close(self) -> None:
         """Kill the workers and fail what is still open. May be called twice."""
         self._fail(RuntimeError("the verifier pool was closed before this answer was verified"))

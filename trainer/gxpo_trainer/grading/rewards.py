@@ -12,6 +12,7 @@ Also the addresses that reward components may call, and the tokens for them: bot
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -173,6 +174,8 @@ def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Rewar
         ) from error
     if not callable(component):
         raise ConfigError(f"verifier.rewards: {name!r} is not callable; define __call__(sample) -> float")
+    if inspect.iscoroutinefunction(component) or inspect.iscoroutinefunction(component.__call__):
+        raise ConfigError(f"verifier.rewards: {name!r} is a coroutine function; define it without async")
     return component
 
 

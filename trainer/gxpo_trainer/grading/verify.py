@@ -63,7 +63,8 @@ def _constant_value(node: Node) -> Fraction | None:
     return exact
 
 
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""Integers that are equal only as equal texts."""
 _THOUSANDS = re.compile(r"(?<![\w.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![\w,])")
 _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+),([0-9]+)")
 NO_BOX = "no \\boxed{} answer (verifier.answer)"

@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
+from pydantic import ValidationError
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.compare.rows import forward_passes
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
+from gxpo_trainer.config.messages import config_error
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
-from gxpo_trainer.reporting.reading import load_run, read_identity, read_metrics
+from gxpo_trainer.reporting.reading import load_run, read_evaluations, read_identity, read_metrics
 from gxpo_trainer.studies.definition import RunKey, RunResult, Study, budget, run_config
 from gxpo_trainer.studies.runner import REGISTERED, read_result, read_results
 
@@ -41,7 +43,8 @@ MEDIANS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StudyData:
-    """A study with what its runs left. runs: rows of runs.parquet. curves: by run."""
+    """A study with what its runs left. runs: rows of runs.parquet. curves: by run, without those that diverged before
+    their first evaluation."""
 
     study: Study
     conditions: dict[str, Any]
@@ -54,8 +57,8 @@ class StudyData:
         return sorted(rows, key=lambda row: int(row["seed"]))
 
     def group(self, arm: str) -> SeedGroup | None:
-        """Reported runs of an arm; None before its first."""
-        runs = tuple(self.curves[key_of(row)] for row in self.reported(arm))
+        """Reported runs of an arm that have a curve; None before its first."""
+        runs = tuple(self.curves[key] for row in self.reported(arm) if (key := key_of(row)) in self.curves)
         return SeedGroup(self.study.arms[arm].label, runs) if runs else None
 
 
@@ -77,24 +80,26 @@ def known_results(study: Study, data: StudyData | None) -> dict[RunKey, RunResul
 
 
 def collect(study: Study, root: Path, earlier: StudyData | None = None) -> StudyData:
-    """Read the complete runs of a study's folder, with those of earlier data that are not there. Raises DataError when
-    there are none."""
+    """Read the complete runs of a study's folder, with those of earlier data that are not there.
+
+    Raises DataError when there are none, and ConfigError for a run of other settings (`read_result`).
+    """
     results = read_results(study, root, known_results(study, earlier))
     if not results:
         raise DataError(f"{root} has no complete run of {study.name}; `gxpo study run` executes them")
-    curves = {key: load_run(root / key.folder) for key in results if read_result(root, key) is not None}
-    runs = [_run_row(key, results[key], run, root / key.folder) for key, run in curves.items()]
-    conditions = _conditions(study, root, curves) if curves else {}
-    if earlier is None or len(curves) == len(results):
+    own = {key: result for key in results if (result := read_result(study, root, key)) is not None}
+    curves = {key: load_run(root / key.folder) for key in own if read_evaluations(root / key.folder)}
+    runs = [_run_row(key, result, curves.get(key), root / key.folder) for key, result in own.items()]
+    conditions = _conditions(study, root, list(own), curves) if own else {}
+    if earlier is None or len(own) == len(results):
         return StudyData(study, conditions, runs, curves)
-    kept = [row for row in earlier.runs if key_of(row) in results.keys() - curves.keys()]
+    kept = [row for row in earlier.runs if key_of(row) in results.keys() - own.keys()]
     parts = [part for of in (earlier.conditions, conditions) for part in of.get("parts", ())]
     unequal = [name for of in (earlier.conditions, conditions) for name in of.get("unequal", ())]
     conditions |= earlier.conditions | {"unequal": list(dict.fromkeys(unequal))}
     conditions["parts"] = [part for number, part in enumerate(parts) if part not in parts[:number]]
-    return StudyData(
-        study, conditions, kept + runs, {key_of(row): earlier.curves[key_of(row)] for row in kept} | curves
-    )
+    earlier_curves = {key: earlier.curves[key] for row in kept if (key := key_of(row)) in earlier.curves}
+    return StudyData(study, conditions, kept + runs, earlier_curves | curves)
 
 
 def write(data: StudyData, folder: Path) -> None:
@@ -111,21 +116,23 @@ def read(folder: Path) -> StudyData:
     """Read what `write` wrote. Raises DataError when a file is missing or damaged."""
     try:
         about = json.loads((folder / STUDY).read_text(encoding="utf-8"))
+        study, conditions = Study.model_validate(about["study"]), about["conditions"]
         runs = parquet.read_table(folder / RUNS).to_pylist()
         rows = parquet.read_table(folder / EVALUATIONS).to_pylist()
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except ValidationError as error:
+        raise DataError(str(config_error(error, str(folder / STUDY), Study))) from None
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise DataError(
             f"{folder} has no data of a study ({error}); `gxpo study run` executes one, `gxpo study report` collects it"
         ) from None
-    study = Study.model_validate(about["study"])
     by_run: dict[RunKey, list[Row]] = {}
     for row in rows:
         by_run.setdefault(key_of(row), []).append(row)
     curves = {key: _curves(study, key, own) for key, own in by_run.items()}
-    return StudyData(study, about["conditions"], runs, curves)
+    return StudyData(study, conditions, runs, curves)
 
 
-def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Row:
+def _run_row(key: RunKey, result: RunResult, run: RunCurves | None, folder: Path) -> Row:
     rows = read_metrics(folder)
     metrics = [row["metrics"] for row in rows]
     last = metrics[-1] if metrics else {}
@@ -133,7 +140,7 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Ro
     return {
         **asdict(key),
         **asdict(result),
-        "peak": float(run.curve.accuracy.max()),
+        "peak": result.accuracy if run is None else float(run.curve.accuracy.max()),
         # Checkpoints and evaluations have rows of their own.
         "steps": max((int(row["step"]) for row in rows), default=0),
         "backward_passes": float(last.get("update/backward_passes_total", 0.0)),
@@ -170,16 +177,16 @@ def _curves(study: Study, key: RunKey, rows: list[Row]) -> RunCurves:
     return RunCurves(key.folder, study.arms[key.arm].label, key.seed, curve)
 
 
-def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> dict[str, Any]:
+def _conditions(study: Study, root: Path, keys: list[RunKey], curves: dict[RunKey, RunCurves]) -> dict[str, Any]:
     """Machine and versions of the first run, what differs between arms and should not, what was registered, and code
     and machine of each folder that runs were collected from."""
-    identity = read_identity(root / next(iter(curves)).folder)
+    identity = read_identity(root / keys[0].folder)
     by_arm: dict[str, list[RunCurves]] = {}
     for key, run in curves.items():
         if key.stage == "report":
             by_arm.setdefault(study.arms[key.arm].label, []).append(run)
     groups = [SeedGroup(label, tuple(runs)) for label, runs in by_arm.items()]
-    searched = (word for key in curves for word in key.settings.split())
+    searched = (word for key in keys for word in key.settings.split())
     overridden = (word for arm in study.arms.values() for word in arm.overrides)
     allowed = {word.partition("=")[0] for word in (*overridden, *searched)}
     unequal = [d.setting for d in find_differences(groups) if d.setting not in allowed] if groups else []

@@ -300,13 +300,13 @@ def best_point(study: Study, arm: str, results: Results) -> Point | None:
 
 
 def means(results: Results, keys: Iterable[RunKey]) -> dict[Point, float]:
-    """Mean accuracy by point over the seeds that ran; 0 where one of them diverged."""
+    """Mean accuracy by point over the seeds that ran; −∞ where one of them diverged."""
     ends: dict[Point, list[RunResult]] = {}
     for key in keys:
         if key in results:
             ends.setdefault(key.point, []).append(results[key])
     return {
-        point: 0.0 if any(run.diverged for run in runs) else fmean(run.accuracy for run in runs)
+        point: -math.inf if any(run.diverged for run in runs) else fmean(run.accuracy for run in runs)
         for point, runs in ends.items()
     }
 
@@ -332,7 +332,8 @@ def _tuning(study: Study, arm: str, results: Results) -> list[RunKey]:
             if not extend([Point(rate)], study.ladder.seeds):
                 break
             found = means(results, keys)
-            if found[Point(rate)] < max(found.values()) - study.ladder.drop:
+            # Only one that diverged is below 0.
+            if found[Point(rate)] < max(0.0, max(found.values()) - study.ladder.drop):
                 break
     return keys
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import Axis, common_grid
+from gxpo_trainer.compare.curves import SAME, Axis, common_grid
 from gxpo_trainer.compare.groups import (
     Grids,
     Reach,
@@ -146,10 +146,13 @@ def _equal_costs(
         curves = [run.curve for run in (*group.runs, *reference.runs)]
         steps = common_grid(curves, "steps")
         most = max((s for s in steps if all(s <= c.steps[-1] for c in curves)), default=0.0)
-        passes = [cost for cost in (*compare_at, budget) if all(cost in curve.backward_passes for curve in curves)]
-        costs: list[Cost] = [("backward_passes", cost) for cost in passes]
+        costs: list[Cost] = [
+            ("backward_passes", cost)
+            for cost in (*compare_at, budget)
+            if all(np.isclose(curve.backward_passes, cost, rtol=0, atol=SAME).any() for curve in curves)
+        ]
         costs += [("steps", float(most))] if most else []
-        costs += [("token_passes", cost) for cost in least if cost > 0]
+        costs += [("token_passes", cost) for cost in least if all(0 < cost <= c.token_passes[-1] for c in curves)]
         for axis, cost in costs:
             # On the line between two evaluations, which at a common evaluation is that one.
             own, other = (

@@ -194,8 +194,8 @@ def compose(data: StudyData) -> str:
     """The report as Markdown."""
     study, findings = data.study, find(data)
     if findings is None:
-        done = len(data.curves)
-        return f"# {study.title}\n\nIncomplete: {done} runs are done, and the baseline lacks seeds. No result yet.\n"
+        text = f"Incomplete: {len(data.runs)} runs are done, and the baseline lacks seeds. No result yet."
+        return f"# {study.title}\n\n{text}\n"
     name, base = study.name, findings.baseline.label
     follows = [
         f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}"
@@ -313,7 +313,7 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
     study, plan = data.study, data.study.analysis
     versions = data.conditions.get("packages") or {}
     engines = ", ".join(f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed") if name in versions)
-    num_tuned = sum(key.stage == "ladder" for key in data.curves)
+    num_tuned = sum(row["stage"] == "ladder" for row in data.runs)
     ends = [
         f"{arm.label} collapsed in {arm.collapsed} and diverged in {arm.diverged} of {len(arm.seeds)} runs"
         for arm in findings.arms
@@ -333,7 +333,7 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
         "arm that ran so far was evaluated. An arm that is evaluated more often gains nothing by it.",
         f"Outcomes: {'; '.join(ends) or 'no reported run diverged or collapsed'} (a run collapses when it ends below "
         f"{100 * COLLAPSED:.0f}% of its peak).",
-        f"Runs: {len(data.curves)}, of which {num_tuned} for tuning. {engines}.",
+        f"Runs: {len(data.runs)}, of which {num_tuned} for tuning. {engines}.",
     ]
     if len(parts := data.conditions.get("parts") or ()) > 1:
         lines.append(f"The runs are from {len(parts)} folders, whose code or machine differ; see study.json.")

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from gxpo_trainer.config.io import to_toml
-from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.jsonl import read_lines
+from gxpo_trainer.compare.rows import flatten
+from gxpo_trainer.config.io import build, to_toml
+from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.reporting.outcome import OUTCOME
-from gxpo_trainer.reporting.reading import EVALUATIONS
+from gxpo_trainer.reporting.reading import IDENTITY, load_run, read_evaluations, read_identity
 from gxpo_trainer.studies import definition
+from gxpo_trainer.training.checkpoints import MAY_CHANGE, MAY_CHANGE_WITHIN
 
 REGISTERED = "registered.json"
 """The study as it was before its first run, in its folder."""
@@ -51,9 +52,10 @@ class StudyRunner:
             self.root.mkdir(parents=True, exist_ok=True)
             (self.root / REGISTERED).write_text(self.study.model_dump_json(indent=2) + "\n", encoding="utf-8")
         running: dict[definition.RunKey, tuple[subprocess.Popen[bytes], float]] = {}
+        results = self.known
         try:
             while True:
-                results = read_results(self.study, self.root, self.known)
+                results = read_results(self.study, self.root, results)
                 given_up = {key for key, count in self._failures.items() if count >= _ATTEMPTS}
                 open_runs = [
                     key for key in definition.pending(self.study, results) if key not in running and key not in given_up
@@ -100,7 +102,7 @@ class StudyRunner:
             if process.poll() is None:
                 continue
             del running[key]
-            result = read_result(self.root, key)
+            result = read_result(self.study, self.root, key)
             minutes = (time.monotonic() - begun) / 60
             if result is None:
                 self._failures[key] = self._failures.get(key, 0) + 1
@@ -118,16 +120,22 @@ def read_results(
     """The results of all complete runs: those known and those in a study's folder."""
     results = dict(known)
     while new := {
-        key: result for key in definition.pending(study, results) if (result := read_result(root, key)) is not None
+        key: result
+        for key in definition.pending(study, results)
+        if (result := read_result(study, root, key)) is not None
     }:
         results |= new
     return results
 
 
-def read_result(root: Path, key: definition.RunKey) -> definition.RunResult | None:
-    """The result of a run that reached its budget or diverged; None for any other."""
+def read_result(study: definition.Study, root: Path, key: definition.RunKey) -> definition.RunResult | None:
+    """The result of a run that reached its budget or diverged; None for any other.
+
+    Raises ConfigError when the folder's run has other settings than the study now, and DataError for damaged files.
+    """
     folder = root / key.folder
-    accuracies = [row["scores"]["pass@1"] for row in read_lines(folder / EVALUATIONS)]
+    if (folder / IDENTITY).exists():
+        _check_settings(study, key, folder)
     try:
         outcome = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -135,4 +143,30 @@ def read_result(root: Path, key: definition.RunKey) -> definition.RunResult | No
     diverged = outcome["outcome"] == "failed" and outcome["reason"] == "diverged"
     if outcome["outcome"] != "succeeded" and not diverged:
         return None
-    return definition.RunResult(float(accuracies[-1]) if accuracies else 0.0, diverged)
+    if diverged and not read_evaluations(folder):
+        return definition.RunResult(0.0, diverged)
+    return definition.RunResult(float(load_run(folder).curve.accuracy[-1]), diverged)
+
+
+def _check_settings(study: definition.Study, key: definition.RunKey, folder: Path) -> None:
+    """Raises ConfigError naming the first setting in which the folder's run differs from the study's."""
+    # Read as a config of today: a setting that is newer than the run has its default in both.
+    begun = build(read_identity(folder)["config"], source=str(folder / IDENTITY))
+    configs = (config.model_dump(mode="json") for config in (begun, definition.run_config(study, key)))
+    then, now = ({name: text for name, text in flatten(config).items() if text != "null"} for config in configs)
+    for name in then | now:
+        before, after = (settings.get(name, "none") for settings in (then, now))
+        if before != after and not _may_change(name):
+            raise ConfigError(
+                f"{folder} is of a run with {name} = {before}, the study has {after}; restore the earlier value, "
+                "delete the folder to repeat the run, or give the changed study another --out"
+            )
+
+
+def _may_change(name: str) -> bool:
+    """Whether a setting changes neither what a run learns nor how that is measured."""
+    part, _, rest = name.partition(".")
+    if part in ("budget", "evaluation") or name in ("verifier.answer", "verifier.rewards"):
+        return False
+    # A run holds the commit of its model's revision.
+    return part in MAY_CHANGE or rest in MAY_CHANGE_WITHIN.get(part, ()) or rest == "revision"

@@ -357,8 +357,11 @@ class Controller:
             self.progress.message(warning)
 
     def _due(self, step: int, what: str) -> bool:
-        if step <= self.config.warm_steps and what != "checkpoint":
-            return what == "evaluate" and step == self.config.warm_steps > 0
+        if what != "checkpoint":
+            # From the end of a warm start, so that rules with other passes per step are evaluated at equal passes.
+            step -= self.config.warm_steps
+            if step <= 0:
+                return what == "evaluate" and step == 0
         every = {
             "evaluate": self.config.evaluation.every_steps,
             "checkpoint": self.config.checkpoint.every_steps,

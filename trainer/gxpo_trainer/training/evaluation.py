@@ -1,7 +1,7 @@
 """Benchmarks during a run, on its sampler, and `gxpo eval` of a transformers folder or a hub model.
 
-n responses per problem: pass@1 is their mean, pass@k the unbiased estimator, maj@n that of the
-majority's answer; 95% intervals by bootstrap over problems.
+n responses per problem: pass@1 is their mean, pass@k the unbiased estimator, maj@n that of the majority's answer; 95%
+intervals are Wilson's, over problems.
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""Findings of studies made by hand: runs that end early, and costs that are no whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
+from gxpo_trainer.studies.data import MEDIANS, StudyData
+from gxpo_trainer.studies.definition import RunKey, Study
+from gxpo_trainer.studies.findings import ArmFindings, find
+
+SEEDS = (0, 1, 2)
+
+
+def curve(passes: Sequence[float], per_step: float, gain: float) -> EvaluationCurve:
+    """Accuracy 0.2 and `gain` more each pass; a thousand tokens a step."""
+    costs = np.array(passes, dtype=np.float64)
+    steps, unknown = np.round(costs / per_step), np.full(costs.size, np.nan)
+    return EvaluationCurve(steps, costs, steps / 60, 1000 * steps, 0.2 + gain * costs, unknown, unknown)
+
+
+def data(curves: dict[str, EvaluationCurve], **changes: Any) -> StudyData:
+    """A study in which every seed of an arm has this curve, a thousandth higher for each seed."""
+    arms = {arm: {"label": arm.upper(), "overrides": []} for arm in curves}
+    body = {
+        "name": "small", "title": "Small", "baseline": "grpo", "arms": arms, "seeds": SEEDS, "backward_passes": 60,
+        "evaluate_every": 2, "ladder": {"learning_rates": [1e-5], "seeds": [7], "backward_passes": 6},
+        "analysis": {"targets": [0.6]},
+    }  # fmt: skip
+    runs, by_key = [], {}
+    for arm, made in curves.items():
+        for seed in SEEDS:
+            key = RunKey("report", arm, 1e-5, seed)
+            values = dict.fromkeys(MEDIANS) | {"accuracy": 0.5, "peak": 0.5, "diverged": made.steps.size == 1}
+            runs.append({"stage": "report", "arm": arm, "learning_rate": 1e-5, "seed": seed, "settings": ""} | values)
+            own = replace(made, accuracy=made.accuracy + seed / 1000)
+            by_key[key] = RunCurves(key.folder, arm, seed, own)
+    return StudyData(Study.model_validate(body | changes), {}, runs, by_key)
+
+
+def arm(found: Any, name: str) -> ArmFindings:
+    return next(one for one in found.arms if one.arm == name)
+
+
+def test_an_arm_that_diverges_before_its_second_evaluation_changes_no_other_arm() -> None:
+    curves = {"grpo": curve(range(0, 61, 12), 1, 0.01), "gxpo": curve(range(0, 61, 2), 2, 0.01)}
+    two, three = find(data(curves)), find(data(curves | {"sfpo": curve([0], 1, 0.01)}))
+    for found in (two, three):
+        gxpo = arm(found, "gxpo")
+        # The plateau is at 36, 48 and 60 passes, or every two of them: 0.68. 60% of it is 0.408, at 24 passes for both.
+        (reach,) = gxpo.sweep["backward_passes"]
+        assert reach.first.mean == 1.0
+        assert ("token_passes", 60_000.0) in gxpo.equal
+        assert {axis: grid.tolist() for axis, grid in found.grids.items()}["backward_passes"] == [*range(0, 61, 12)]
+    lost = arm(three, "sfpo")
+    assert (lost.diverged, lost.equal, lost.against) == (3, {}, None)
+    assert [reach.interpolated for reaches in lost.sweep.values() for reach in reaches] == [None] * 3
+
+
+@pytest.mark.parametrize("per_step", [13 / 3, 7 / 6])
+def test_equal_costs_are_found_where_passes_are_fractions(per_step: float) -> None:
+    passes = np.cumsum([0, *[per_step] * 6])
+    budget = round(passes[-1])
+    assert passes[-1] != budget
+    curves = {"grpo": curve(range(budget + 1), 1, 0.01), "sfpo": curve(passes, per_step, 0.02)}
+    made = data(curves, backward_passes=budget, evaluate_every=1)
+    one = arm(find(made), "sfpo").equal["backward_passes", budget]
+    assert one.difference.mean == pytest.approx(0.01 * budget)
