@@ -15,13 +15,12 @@ Imports torch and engines when a run starts.
 from __future__ import annotations
 
 import ast
-import dis
-import functools
 import hashlib
 import inspect
 import io
 import os
 import re
+import symtable
 import sys
 import textwrap
 import time
@@ -29,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pandas
@@ -80,13 +79,12 @@ class Trainer:
     ) -> None:
         self.out_dir = Path(out_dir) if out_dir is not None else Path("runs") / safe_name(name)
         components = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in rewards]
-        local = [each["name"] for each in components if getattr(each["name"], "__module__", "") == "__main__"]
-        self._source = (
-            "\n\n".join(["from __future__ import annotations", *map(_source_of, local)]) + "\n" if local else ""
-        )
+        functions = [each["name"] for each in components if callable(each.get("name"))]
+        local = [function for function in functions if getattr(function, "__module__", "") == "__main__"]
+        self._source = "\n\n".join([_FUTURE, *map(_source_of, local)]) + "\n" if local else ""
         self._module = f"rewards_{hashlib.sha256(self._source.encode()).hexdigest()[:8]}"
         for each in components:
-            if isinstance(function := each["name"], FunctionType):
+            if isinstance(function := each.get("name"), FunctionType):
                 each["name"] = f"{self._module if function in local else function.__module__}:{function.__qualname__}"
         given = {
             "name": name,
@@ -98,7 +96,12 @@ class Trainer:
         self._settings: dict[str, Any] = {}
         for path, value in ({key: value for key, value in given.items() if value} | dict(settings or {})).items():
             *sections, key = path.split(".")
-            functools.reduce(lambda section, part: section.setdefault(part, {}), sections, self._settings)[key] = value
+            section = self._settings
+            for part in sections:
+                if not isinstance(section.get(part), dict):
+                    section[part] = {}  # which `build` refuses where there is no section
+                section = section[part]
+            section[key] = value
         self.config: RunConfig = build(self._settings, source="gxpo.Trainer")
 
     def train(self, steps: int | None = None, *, resume: bool = False) -> Run:
@@ -214,14 +217,21 @@ class Client:
         return pandas.read_csv(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
 
 
+_FUTURE = "from __future__ import annotations"
+"""Annotations stay text: the names in them need no definition."""
+
+
 def _source_of(function: Any) -> str:
     """Source text of a function and of the names that it uses. Raises ConfigError for one that text cannot hold."""
-    if not isinstance(function, FunctionType) or not function.__qualname__.isidentifier():
-        name = getattr(function, "__qualname__", function)
+    own, name = inspect.unwrap(function), str(getattr(function, "__qualname__", function))
+    source = ""
+    if isinstance(own, FunctionType) and name.isidentifier():
+        with suppress(OSError):  # typed into an interpreter
+            source = textwrap.dedent(inspect.getsource(own)).rstrip()
+    if not source:
         raise ConfigError(f"reward {name}: define it with def at the top of a cell or of a module")
-    used = _global_names(function.__code__) & function.__globals__.keys() - {function.__name__}
-    lines = [_definition(function.__name__, name, function.__globals__[name]) for name in sorted(used)]
-    return "\n".join([*lines, textwrap.dedent(inspect.getsource(function)).rstrip()])
+    used = _global_names(symtable.symtable(f"{_FUTURE}\n{source}", name, "exec")) & own.__globals__.keys() - {name}
+    return "\n".join([*(_definition(name, each, own.__globals__[each]) for each in sorted(used)), source])
 
 
 def _definition(function: str, name: str, value: Any) -> str:
@@ -242,8 +252,7 @@ def _definition(function: str, name: str, value: Any) -> str:
     )
 
 
-def _global_names(code: CodeType) -> set[str]:
-    """Names that a function looks up in its module, also in functions and comprehensions inside it."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    return names.union(*map(_global_names, inner))
+def _global_names(block: symtable.SymbolTable) -> set[str]:
+    """Names that a definition looks up in its module: in its body, the functions inside, defaults and decorators."""
+    names = {symbol.get_name() for symbol in block.get_symbols() if symbol.is_global() and symbol.is_referenced()}
+    return names.union(*map(_global_names, block.get_children()))

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
-from gxpo_client.errors import InvalidRequest, NotSignedIn, ServiceUnavailable, error_of
+from gxpo_client.errors import InvalidRequest, NotSignedIn, ServiceError, ServiceUnavailable, error_of
 
 
 def is_http(url: str) -> bool:
@@ -143,7 +143,7 @@ class Client:
                 return known
             raise
         if response.status_code != httpx.codes.NOT_MODIFIED:
-            known, tag = response.json(), response.headers.get("ETag")
+            known, tag = _content(response), response.headers.get("ETag")
         return keep(cache.answers, key, (now, known, tag), cache.most)[1]
 
     def all_of(
@@ -167,7 +167,7 @@ class Client:
 
     def send(self, method: str, path: str, *parts: str, **request: Any) -> Json:
         """The JSON object that answers `request`."""
-        return cast(Json, self.request(method, path, *parts, **request).json())
+        return _content(self.request(method, path, *parts, **request))
 
     def request(
         self,
@@ -191,9 +191,9 @@ class Client:
                 response = self._http.request(method, path, headers=self._headers() | dict(headers or {}), **request)
                 if self._cache is not None and method != "GET":
                     self._cache.changed_at = time.monotonic()
-                if response.is_success or response.status_code == httpx.codes.NOT_MODIFIED:
+                problem = _problem(response)
+                if problem is None:
                     return response
-                problem = error_of(response)
             except httpx.TransportError as error:
                 problem = self._unavailable(error)
             if not isinstance(problem, ServiceUnavailable) or time.monotonic() + pause > give_up:
@@ -206,9 +206,8 @@ class Client:
         """The offered file name, and the content as a stream."""
         try:
             with self._http.stream("GET", path, params=parameters(query), headers=self._headers()) as response:
-                if response.is_error:
-                    response.read()
-                    raise error_of(response)
+                if (problem := _problem(response)) is not None:
+                    raise problem
                 message = Message()
                 message["Content-Disposition"] = response.headers.get("Content-Disposition", "")
                 yield message.get_filename(), response.iter_bytes()
@@ -275,10 +274,29 @@ class Client:
         return self.request("GET", "/export", params=query, timeout=_DOWNLOAD_S).content
 
     def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        token = self._token or ""
+        if not (token.isascii() and token.isprintable()):
+            raise NotSignedIn("the token has a character that no token has; copy it again")
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
     def _unavailable(self, error: httpx.TransportError) -> ServiceUnavailable:
         return ServiceUnavailable(f"{self.url} does not respond ({str(error) or type(error).__name__})")
+
+
+def _content(response: httpx.Response) -> Json:
+    try:
+        return cast(Json, response.json())
+    except ValueError:
+        raise error_of(response) from None
+
+
+def _problem(response: httpx.Response) -> ServiceError | None:
+    """The error that a response is, if any. A web page is one of another server or of a proxy."""
+    page = response.headers.get("Content-Type", "").startswith("text/html")
+    if (response.is_success and not page) or response.status_code == httpx.codes.NOT_MODIFIED:
+        return None
+    response.read()
+    return error_of(response)
 
 
 def _server_sent(pieces: Iterator[bytes]) -> Iterator[tuple[str, Json] | None]:

@@ -34,11 +34,11 @@ class ServiceUnavailable(ServiceError):
 
 
 class NotSignedIn(ServiceError):
-    """401: the token is missing, unknown, revoked or expired."""
+    """401, or no request: the token is missing, malformed, unknown, revoked or expired."""
 
 
 class Refused(ServiceError):
-    """Any other error response."""
+    """Any other error response, or one that is not the service's."""
 
 
 class InvalidRequest(Refused):
@@ -50,7 +50,7 @@ class NotFound(Refused):
 
 
 def error_of(response: httpx.Response) -> ServiceError:
-    """Problem details as an error."""
+    """Problem details as an error; so is the success of another server."""
     try:
         body = response.json()
     except ValueError:
@@ -58,6 +58,9 @@ def error_of(response: httpx.Response) -> ServiceError:
     body = body if isinstance(body, dict) else {}
     errors = [(str(item.get("field", "")), str(item.get("message", ""))) for item in body.get("errors") or []]
     status, title = response.status_code, str(body.get("title") or response.reason_phrase or "error")
+    if response.is_success:
+        where = response.url.copy_with(query=None)
+        title = f"the answer of {where} is not from a gxpo service; check --url or GXPO_URL"
     kinds: dict[int, type[ServiceError]] = {
         **dict.fromkeys((400, 422), InvalidRequest),
         **dict.fromkeys((404, 410), NotFound),

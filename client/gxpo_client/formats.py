@@ -18,14 +18,14 @@ def known(value: Any) -> TypeGuard[float]:
 
 def percent(value: Any, digits: int = 1) -> str:
     """0.4132 → `41.3%`."""
-    return f"{100 * value:.{digits}f}%".replace("-", MINUS) if known(value) else NONE
+    return f"{100 * value:z.{digits}f}%".replace("-", MINUS) if known(value) else NONE
 
 
 def count(value: float | None) -> str:
     """12345.0 → `12,345`; fractions keep two digits."""
     if not known(value):
         return NONE
-    return (f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}").replace("-", MINUS)
+    return (f"{value:z,.0f}" if float(value).is_integer() else f"{value:z,.2f}").replace("-", MINUS)
 
 
 def number_of(number: int, what: str) -> str:
@@ -44,22 +44,23 @@ def figure(value: float | None, digits: int = 4) -> str:
         return NONE
     if not known(value):
         return str(value)
-    return (f"{value:,.{digits}g}" if abs(value) < 10_000 else f"{value:,.0f}").replace("-", MINUS)
+    # Of `g` alone, a value that is rounded up to 10 ** digits would have an exponent.
+    return (f"{value:z,.{digits}g}" if abs(value) < 10 ** (digits - 1) else f"{value:,.0f}").replace("-", MINUS)
 
 
-def significant(value: float | None, digits: int = 3) -> str:
-    """1.1 → `1.10`; -0.034567 → `−0.0346`; 1234.5 → `1,234`."""
+def significant(value: float | None) -> str:
+    """Three significant digits: 1.1 → `1.10`; -0.034567 → `−0.0346`; 1234.5 → `1,234`."""
     if not known(value):
         return NONE
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return (f"{value:,.{decimals}f}" if decimals <= 6 else f"{value:.{digits}g}").replace("-", MINUS)
+    exponent = int(f"{value:.2e}".partition("e")[2])  # once rounded
+    return (f"{value:,.{max(0, 2 - exponent)}f}" if exponent >= -4 else f"{value:.3g}").replace("-", MINUS)
 
 
 def signed(value: float, digits: int = 2) -> str:
     """-0.25 → `−0.25`; 0.5 → `+0.50`."""
-    return f"{value:+.{digits}f}".replace("-", MINUS)
+    return f"{value:+z.{digits}f}".replace("-", MINUS)
 
 
 def duration(seconds: float | None) -> str:
@@ -84,10 +85,9 @@ def size(num_bytes: float | None) -> str:
     """1536 → `1.5 KiB`."""
     if not known(num_bytes):
         return NONE
-    if abs(num_bytes) < 1024:
-        return f"{num_bytes:.0f} B"
-    power = next((power for power in (1, 2, 3) if abs(num_bytes) < 1024 ** (power + 1)), 4)
-    return f"{num_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+    # The first unit in which less than 1024 is written.
+    power = next((power for power in range(4) if round(abs(num_bytes) / 1024**power, min(power, 1)) < 1024), 4)
+    return f"{num_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB" if power else f"{num_bytes:.0f} B"
 
 
 def moment(seconds: float | None) -> str:

@@ -27,7 +27,7 @@ VIEWS: dict[str, tuple[str, str, Callable[[], None]]] = {
 }
 _MOST_RUNS = 8
 Entry = tuple[str, str, dict[str, Any]]
-"""Label, icon, and query of the address or, for a change, the dialog to `ask` and the run."""
+"""Label, icon, and query of the address or, for a change, the dialog to `ask` and the run, or the run to `clone`."""
 
 
 def _entry_point() -> None:
@@ -85,7 +85,7 @@ def _pages() -> Iterator[Entry]:
             for section in sections:
                 label = part if part == section else f"{part} › {section}"
                 yield f"This run › {label}", ":material/tab:", {"view": "run", "run": of, "part": section}
-        yield "This run › Clone", ":material/content_copy:", {"view": "submit", "preset": of}
+        yield "This run › Clone", ":material/content_copy:", {"clone": of}
         possible: list[str] = []
         with suppress(ServiceError):  # a run that is gone, or an outage
             possible = visitor.client().run(of)["possible_actions"]
@@ -112,6 +112,8 @@ if visitor.enter():
     if opened := st.session_state.pop("opened", None):
         _close_search()
         with visitor.guarded():
+            if "clone" in opened:
+                actions.clone(visitor.client().run(opened["clone"]))
             if "ask" in opened:
                 actions.ask(opened["ask"], [visitor.client().run(opened["run"])])
             go(**opened)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
 from typing import Any
 
 STATES: dict[str, str] = {
@@ -63,9 +64,17 @@ ACTIONS = {
 }
 NO_RIGHT = "Your token is read-only. Use a token with role submitter."
 
-_FORMULA = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?!\s)([^$\n]{1,400}?)(?<!\s)\$(?!\d)", re.DOTALL)
+_FORMULA = re.compile(
+    # None contains its own beginning: the search for its end would begin anew at each. `\\[2pt]` ends a row.
+    r"\\\(((?:(?!\\\().)+?)\\\)|(?<!\\)\\\[((?:(?!(?<!\\)\\\[).)+?)\\\]"
+    r"|\$\$(.+?)\$\$|\$(?!\s)([^$\n]{1,400}?)(?<!\s)\$(?!\d)",
+    re.DOTALL,
+)
 _UNSAFE = re.compile(r"\\(href|url|html\w*|includegraphics|def|gdef|xdef|newcommand|renewcommand|let|input|include)\b")
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
+_MOST_COMPARED = 300
+"""Words, blanks and marks of two texts whose differences are looked for. The time grows with the third power of their
+number where they repeat themselves, and no other page is drawn meanwhile."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:<>=^])")
 
 
@@ -95,15 +104,27 @@ def with_formulas(text: str) -> str | None:
 
 
 def differing(text: str, other: str) -> str:
-    """Untrusted text, escaped for Markdown, with a background under the words that `other` does not have there."""
-    others, words = (_WORD.findall(part) for part in (other, text))
-    parts = []
+    """Untrusted text, escaped for Markdown, with a background under the words that `other` does not have there; without
+    any where the first difference is far from the last."""
+    words, others = (_WORD.findall(part) for part in (text, other))
+    first = _num_shared(words, others)
+    last = _num_shared(words[first:][::-1], others[first:][::-1])
+    before, after = words[:first], words[len(words) - last :]
+    words, others = words[first : len(words) - last], others[first : len(others) - last]
+    if max(len(words), len(others)) > _MOST_COMPARED:
+        return _escaped_lines(text)
+    parts = [_escaped_lines("".join(before))]
     for kind, _, _, begin, end in SequenceMatcher(None, others, words, autojunk=False).get_opcodes():
         part = "".join(words[begin:end])
         marked = part.strip() and kind != "equal"
-        before, after = (" " if blank.isspace() else "" for blank in (part[:1], part[-1:]))
-        parts.append(f"{before}:orange-background[{plain(part)}]{after}" if marked else _escaped_lines(part))
-    return "".join(parts)
+        left, right = (" " if blank.isspace() else "" for blank in (part[:1], part[-1:]))
+        parts.append(f"{left}:orange-background[{plain(part)}]{right}" if marked else _escaped_lines(part))
+    return "".join([*parts, _escaped_lines("".join(after))])
+
+
+def _num_shared(words: Sequence[str], others: Sequence[str]) -> int:
+    """The number of words with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
 
 
 def _escaped_lines(text: str) -> str:
@@ -127,4 +148,6 @@ def unique_labels(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         told_by_seed = len(set(seeds)) == len(seeds)
         mark = "" if len(seeds) == 1 else f" (seed {view.get('seed')})" if told_by_seed else f" ({run[-6:]})"
         labels[run] = f"{view['name']}{mark}"
+    if len(set(labels.values())) < len(labels):  # a name looks like the label of another run
+        labels = {run: f"{view['name']} ({run[-6:]})" for run, view in runs.items()}
     return labels

@@ -31,7 +31,7 @@ const box = (input) => /** @type {HTMLInputElement} */ (input);
 function time(seconds) {
   const age = Math.max(0, Date.now() / 1000 - seconds);
   const [unit, size] = UNITS.find(([, size]) => age >= size) ?? UNITS[3];
-  const title = new Date(1000 * seconds).toLocaleString();
+  const title = new Date(1000 * seconds).toISOString().replace("T", " ").replace(/\..*/, " UTC"); // as formats.moment
   return element("time", { title }, AGE.format(-Math.floor(age / size), unit));
 }
 

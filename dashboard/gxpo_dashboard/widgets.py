@@ -108,7 +108,7 @@ def chart(chart: Chart, scope: str) -> None:
     with st.container(border=True, height="stretch"):
         st.markdown(f"##### {plain(chart.title)}", help=plain(f"{chart.text} {note}"))
         if chart.points.empty:
-            st.caption(chart.summary)
+            st.caption(plain(chart.summary))
             return
         # A brush is drawn until its chart is replaced.
         key = f"{scope}-{chart.key}-{span}" if span else f"{scope}-{chart.key}"

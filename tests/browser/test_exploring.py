@@ -9,6 +9,7 @@ import pytest
 from support.browsing import COVERED, TEXTS, Page, open_browser
 from support.site import FORMULA, Site
 
+from gxpo_client.formats import moment
 from gxpo_dashboard.view_models.tables import worst_first
 
 ROWS = "view.data('points').map(row => [row.series, row.x, row.y])"
@@ -97,10 +98,13 @@ def test_a_long_name_pushes_no_column_out_of_sight(site: Site, page: Page) -> No
         site.http.patch(f"/runs/{run}", json={"name": "demo"}).raise_for_status()
 
 
-def test_a_click_on_a_header_is_the_order_of_the_service_and_shown(page: Page) -> None:
+def test_a_click_on_a_header_is_the_order_of_the_service_and_shown(site: Site, page: Page) -> None:
     sorted_by = "return document.querySelector('.rows-table [aria-sort]')?.textContent"
     page.open("runs", cols=["name", "step"], text="demo")
     page.wait(lambda: page.script(sorted_by) == "Created ↓", "the order in the header")
+    listed = site.http.get("/runs", params={"text": "demo"}).json()["items"]
+    titles = [age.get_attribute("title") for age in page.all(".rows-table time")]
+    assert titles == [moment(run["created_at"]) for run in listed]
     page.press("Name")
     page.wait(lambda: page.query.get("sort") == ["name"], "the order in the address")
     page.wait(lambda: page.script(sorted_by) == "Name ↓", "the new order in the header")

@@ -198,7 +198,7 @@ def thinned(*series: Points | None) -> str:
     return ", ".join(dict.fromkeys(points.thinned for points in series if points and points.thinned))
 
 
-def value_at(points: Points | None, step: int, x: str = "step") -> float:
+def value_at(points: Points | None, step: int, x: str) -> float:
     """Position of a step on the x-axis: that of the last point at or before it, or NaN."""
     if x == "step":
         return float(step)
@@ -296,7 +296,7 @@ def on_hover(always: bool = False) -> Spec:
     return {"condition": [{"param": "hover", "empty": False, "value": 1}, alone], "value": int(always)}
 
 
-def tooltip(x: str, form: str, more: Iterable[Spec] = ()) -> list[Spec]:
+def tooltip(x: str, form: str, more: Iterable[Spec]) -> list[Spec]:
     fields: list[Spec] = [{"field": "series", "title": "series"}, {"field": "step", "title": "step", "format": ",d"}]
     if x != "step":
         fields.append({"field": "x", "title": AXES[x], "format": ",.4~g"})
@@ -326,12 +326,12 @@ def line_layers(
     return [
         layer("points", "area", bounds, opacity=0.2),
         *([{**bars, "transform": [*known, alone, {"filter": "datum.num == 1"}]}] if marks else []),
-        layer("points", "line", lines, param=press, strokeWidth=2, interpolate="linear"),
+        layer("points", "line", lines, param=press, strokeWidth=2),
         layer("points" if marks else "near", "point", dots, param=HOVER, filled=True, size=55),
     ]
 
 
-def interval_layers(names: Sequence[str], metric: str, x: str = "step") -> list[Spec]:
+def interval_layers(names: Sequence[str], metric: str, x: str) -> list[Spec]:
     """Scores with their 95% intervals, and all points; an interval without neighbours is a bar."""
     more = [{"field": name, "title": f"95% {name}", "format": ".1%"} for name in BOUNDS]
     return line_layers(names, x, y_encoding(metric, ".0%"), marks=True, form=".1%", more=more)
@@ -372,7 +372,7 @@ class Plot:
     note: str = ""
 
 
-def metric_chart(plot: Plot, series: Series, x: str = "step") -> Chart:
+def metric_chart(plot: Plot, series: Series, x: str) -> Chart:
     """The chart of a plot. Metrics without points are omitted."""
     present = {name: label for name, label in plot.metrics.items() if series.get(name)}
     data = line_data(series, present, x)

@@ -35,7 +35,7 @@ _MOST_DRAWN = 100
 """Evaluations of a line, each of which the browser draws as a mark."""
 
 
-def scores_frame(evaluations: Iterable[Response], metric: str, label: str, x: str = "step") -> pd.DataFrame:
+def scores_frame(evaluations: Iterable[Response], metric: str, label: str, x: str) -> pd.DataFrame:
     """Evaluation records of a run as rows; `low` and `high` are the 95% interval over problems, NaN if unknown.
 
     x: the axis; records without its cost are omitted.
@@ -52,8 +52,8 @@ def scores_frame(evaluations: Iterable[Response], metric: str, label: str, x: st
 
 def sorted_scores(names: Iterable[str]) -> list[str]:
     """Those of the names that are scores: `pass@k`, then `maj@n`, in ascending order."""
-    scores = {name for name in names if "@" in name and "/" not in name}
-    return sorted(scores, key=lambda name: (name.partition("@")[0] != "pass", int(name.partition("@")[2] or 0)))
+    scores = {name for name in names if name.partition("@")[2].isdecimal() and "/" not in name}
+    return sorted(scores, key=lambda name: (name.partition("@")[0] != "pass", int(name.partition("@")[2])))
 
 
 def published_scores(response: Mapping[str, Any]) -> pd.DataFrame:
@@ -70,7 +70,7 @@ def published_scores(response: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def benchmark_chart(
-    benchmark: str, frame: pd.DataFrame, metric: str, names: Sequence[str], published: pd.DataFrame, x: str = "step"
+    benchmark: str, frame: pd.DataFrame, metric: str, names: Sequence[str], published: pd.DataFrame, x: str
 ) -> Chart:
     """A benchmark over training: line and interval per run; published values as labelled rules."""
     own = frame[frame["benchmark"] == benchmark]
@@ -89,7 +89,7 @@ def benchmark_chart(
     )
 
 
-def accuracy_chart(evaluations: Sequence[Response], metric: str = "pass@1", x: str = "step") -> Chart:
+def accuracy_chart(evaluations: Sequence[Response], metric: str, x: str) -> Chart:
     """One run: every benchmark as a line with its interval."""
     frame = scores_frame(evaluations, metric, "", x)
     frame["series"] = frame["benchmark"].map(lambda name: TITLES.get(name, name)).astype("str")
@@ -122,7 +122,7 @@ def score_table(frame: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """Latest and best score per run and benchmark as text, with the published values of one model."""
     rows = []
     for (benchmark, label), scores in frame.groupby(["benchmark", "series"], sort=False):
-        newest, best = scores.loc[scores["step"].idxmax()], scores.loc[scores["y"].idxmax()]
+        newest, best = scores.loc[scores["step"].idxmax()], scores.loc[scores["y"].fillna(-1.0).idxmax()]
         row = {
             "Benchmark": TITLES.get(str(benchmark), benchmark),
             "Run": label,

@@ -15,7 +15,7 @@ import pandas as pd
 from gxpo_client.formats import count, duration, figure, known
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
-from gxpo_dashboard.view_models.rules import HUES, Rule, Rules, shade
+from gxpo_dashboard.view_models.rules import Rule, Rules, shade
 from gxpo_dashboard.view_models.series import EVEN, Points, Series, Totals
 
 GATE = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "shutoff_step"))
@@ -32,7 +32,7 @@ def shutoff_step(series: Series) -> int | None:
     return int(steps.last) if steps and known(steps.last) else None
 
 
-def phases(series: Series, x: str = "step") -> pd.DataFrame:
+def phases(series: Series, x: str) -> pd.DataFrame:
     """Intervals (x, x2, phase) with the look-ahead on; several for a re-armed gate.
 
     `gate/active` is the state after a step, so a change applies from that step on.
@@ -50,7 +50,7 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
     return base.typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
-def z_chart(series: Series, x: str = "step", settings: Mapping[str, Any] = {}, color: str = HUES[2]) -> Chart:
+def z_chart(series: Series, x: str, settings: Mapping[str, Any], color: str) -> Chart:
     """z-score with τ, shut-off and phases, in units of the window's standard deviation. settings: of the gate; one that
     never fires has no τ. color: of the rule."""
     two_sided, watches = bool(settings.get("two_sided")), settings.get("mode") == "never"
@@ -77,7 +77,7 @@ def z_chart(series: Series, x: str = "step", settings: Mapping[str, Any] = {}, c
     return base.with_colors(_with_phases(chart, series, color), {"z-score": base.TEXT})
 
 
-def value_chart(series: Series, x: str = "step", watched: str = "monitored value", color: str = HUES[2]) -> Chart:
+def value_chart(series: Series, x: str, watched: str, color: str) -> Chart:
     """The monitored value, called `watched`, and the window's mean ± one standard deviation as a band."""
     names, note = {"gate/value": watched, "gate/mean": "window mean"}, "Band: window mean ± one standard deviation."
     chart = base.metric_chart(base.Plot("gate-value", "Gate: monitored value", names, watched, note=note), series, x)

@@ -143,26 +143,30 @@ def smoothing() -> float:
     return float(weight) if weight in SMOOTHING else 0.0
 
 
-def received(name: str) -> list[str] | None:
-    """The parameter's values, where they are not ones that this session has sent; None if they are.
+_FORM = "set"
+"""Parameter with the changed settings of the form."""
+
+
+def received() -> list[str] | None:
+    """The words of the form in the URL, where they are not ones that this session has sent; None if they are.
 
     Unlike the widgets above, which follow the back button: a form is filled in faster than the URL is, so that an
     earlier URL would take away what was just typed.
     """
-    values = st.query_params.get_all(name)
-    return None if values in _sent(name) else values
+    words = st.query_params.get_all(_FORM)
+    return None if words in st.session_state.get("sent", []) else words
 
 
-def send(name: str, values: list[str]) -> None:
-    """Write a parameter's values to the URL; none removes it."""
-    if values not in (sent := _sent(name)):
-        sent.append(values)
-    _write(name, values)
+def send(words: list[str]) -> None:
+    """Write the words of the form to the URL."""
+    if words not in (sent := st.session_state.setdefault("sent", [])):
+        sent.append(words)
+    _write(_FORM, words)
 
 
-def _sent(name: str) -> list[list[str]]:
-    sent: list[list[str]] = st.session_state.setdefault("sent", {}).setdefault(name, [])
-    return sent
+def forget() -> None:
+    """Let the URL alone fill in the form the next time."""
+    st.session_state.pop("sent", None)
 
 
 DEFAULT = "runs"

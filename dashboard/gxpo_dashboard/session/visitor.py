@@ -68,16 +68,19 @@ def enter() -> bool:
             return False
         try:
             st.session_state["me"] = client().send("GET", "/tokens/me")
-        except ServiceUnavailable as error:
-            st.title("The service is not responding")
-            st.text(str(error))
-            st.write("To start the service and this dashboard on one machine, run `gxpo up`.")
-            _watch()
-            return False
         except NotSignedIn:
             st.session_state.pop("token", None)
             st.session_state["signed_out"] = True
             _sign_in("The service rejected this token: it is unknown, revoked or expired.")
+            return False
+        except ServiceError as error:
+            st.title("The service is not available")
+            st.text(str(error))
+            st.write(
+                f"Its address is {plain(service_url())} (`GXPO_URL`). To start the service and this dashboard on "
+                "one machine, run `gxpo up`."
+            )
+            _watch()
             return False
     _watch()
     return True

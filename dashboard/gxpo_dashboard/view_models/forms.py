@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gxpo_dashboard.view_models.rules import Rule, follow
 
 Json = dict[str, Any]
-Kind = Literal["integer", "number", "boolean", "choice", "choices", "text", "list", "json"]
+Kind = Literal["integer", "number", "boolean", "choice", "choices", "text", "texts", "list", "json"]
 
 MAIN = (
     "name", "learner.rule.name", "learner.optimizer.learning_rate", "seed", "budget.steps", "budget.backward_passes",
@@ -79,7 +81,7 @@ def _kind(shape: Mapping[str, Any]) -> tuple[Kind, tuple[Any, ...]]:
     if shape.get("type") == "array" and items.get("enum"):
         return "choices", tuple(items["enum"])
     if shape.get("type") == "array" and items.get("type") in ("string", "integer", "number"):
-        return "list", ()
+        return "texts" if items["type"] == "string" else "list", ()
     kinds: dict[Any, Kind] = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "text"}
     return kinds.get(shape.get("type"), "json"), ()
 
@@ -148,13 +150,15 @@ def parse(setting: Setting, typed: Any) -> Any:
     if not text:
         if setting.optional:
             return None
-        if setting.kind == "list":
+        if setting.kind in ("texts", "list"):
             return []
         raise BadValue(f"{setting.path} must have a value")
+    if setting.kind in NUMBERS and re.search(r"(?<![\w.])\d{1,3}(,\d{3})+(?!\w)", text):
+        raise BadValue(f"{setting.path} = {text!r}: write 1000 for a thousand, and several values as 1, 200")
     parser, expected = _PARSERS[setting.kind]
     try:
         parsed = [parser(part) for part in (setting.kind in NUMBERS and parts(text)) or [text]]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadValue(f"{setting.path} = {text!r} is not {expected}") from error
     return parsed if len(parsed) > 1 else parsed[0]
 
@@ -175,11 +179,16 @@ def widget_value(setting: Setting, value: Any) -> Any:
         return [item for item in value or () if item in setting.options]
     if value is None:
         return ""
-    if isinstance(value, list) and setting.kind in ("list", *NUMBERS):
-        return ", ".join(str(item) for item in value)
-    if setting.kind == "json":
-        return value if isinstance(value, str) else json.dumps(value)
-    return str(value)
+    text = words = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        words = value
+    elif isinstance(value, list) and setting.kind != "json":
+        words = ", ".join(map(str, value))
+    with suppress(BadValue):
+        # A field drops line breaks.
+        if words.isprintable() and parse(setting, words) == value:
+            return words
+    return text
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
@@ -211,8 +220,7 @@ def of_link(words: Iterable[str], settings: Mapping[str, Setting]) -> tuple[Json
     for word in words:
         path, _, text = word.partition("=")
         try:
-            # The API takes NaN and the infinities as strings.
-            value = json.loads(text, parse_constant=str, parse_float=_float)
+            value = _json(text)
             # What its widget can show; whether it is valid is for the service to say.
             entered = parse(settings[path], widget_value(settings[path], value))
             if entered != value:
@@ -273,13 +281,23 @@ def _float(text: str) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
+def _json(text: str) -> Any:
+    """JSON; NaN and infinities as the strings that the API expects."""
+    return json.loads(text, parse_constant=str, parse_float=_float)
+
+
+def _json_after(marks: str, parser: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The parser, except for a text that begins with one of these marks, which is JSON."""
+    return lambda text: _json(text) if text[0] in marks else parser(text)
+
+
 _PARSERS: Mapping[Kind, tuple[Callable[[str], Any], str]] = {
     "integer": (int, "an integer"),
     "number": (_float, "a number"),
-    "text": (str, "text"),
-    "list": (values, "a comma-separated list"),
-    # JSON if it looks like it, otherwise the text (`auto`, `none`).
-    "json": (lambda text: json.loads(text) if text[:1] in '[{"-0123456789' else text, "a value such as [0.5, 2.0]"),
+    "text": (_json_after('"', str), 'text; in quotes, it is JSON such as "two\\nlines"'),
+    "texts": (_json_after("[", parts), 'a list such as ["a", "b"]'),
+    "list": (_json_after("[", values), "a list such as [1, 2]"),
+    "json": (_json_after('[{"', _value), "a value such as [0.5, 2.0]"),
 }
 
 

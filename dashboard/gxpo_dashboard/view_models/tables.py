@@ -150,12 +150,20 @@ def verdict(plan: Json) -> str:
     return f"Fits on {formats.count(plan['devices_needed'])} × {plan['device']}{shared}."
 
 
-def sweep_words(runs: int, seeds: int, plan: Json | None) -> str:
-    """`3 settings × 1 seed = 3 runs, about 8 min one after another`; plan: of a run with the base settings, if any."""
-    words = f"{formats.number_of(runs // seeds, 'setting')} × {formats.number_of(seeds, 'seed')} = "
-    words += formats.number_of(runs, "run")
-    hours = next((rule["hours"] for rule in (plan or {}).get("rules", ()) if rule["own"]), None)
-    return words if hours is None else f"{words}, about {formats.duration(3600 * hours * runs)} one after another"
+def sweep_words(runs: Sequence[Json], seeds: int, plan: Json | None) -> str:
+    """`3 settings × 1 seed = 3 runs, about 8 min one after another`.
+
+    plan: of a run with the base settings, if any. A run takes as long as a run of its rule there with as many passes.
+    """
+    words = f"{formats.number_of(len(runs) // seeds, 'setting')} × {formats.number_of(seeds, 'seed')} = "
+    words += formats.number_of(len(runs), "run")
+    rules = {rule["label"]: rule for rule in (plan or {}).get("rules", ())}
+    own = next((rule for rule in rules.values() if rule["own"] and rule["hours"] is not None), None)
+    if own is None:
+        return words
+    each = [(run["backward_passes"], rules.get(run["rule_label"], own)) for run in runs]
+    hours = sum(rule["hours"] * (passes or rule["backward_passes"]) / rule["backward_passes"] for passes, rule in each)
+    return f"{words}, about {formats.duration(3600 * hours)} one after another"
 
 
 def time_table(plan: Json) -> pd.DataFrame:

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import streamlit as st
 
 from gxpo_client.errors import Refused, ServiceUnavailable
-from gxpo_client.formats import comma_separated
+from gxpo_client.formats import comma_separated, number_of
 from gxpo_dashboard.labels import ACTIONS, NO_RIGHT, plain
-from gxpo_dashboard.session import visitor
+from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.widgets import focus
 
@@ -28,7 +28,7 @@ def act(runs: Sequence[str], action: str) -> list[Json]:
             refused.append(str(error))
     label = ACTIONS[action][0]
     if done:
-        st.toast(f"{label}: {len(done)} run{'s' if len(done) > 1 else ''}", icon=ACTIONS[action][1])
+        st.toast(f"{label}: {number_of(len(done), 'run')}", icon=ACTIONS[action][1])
     for message in refused:
         st.toast(plain(message), icon=":material/error:", duration="long")
     return done
@@ -66,9 +66,20 @@ def buttons(run: Json, key: str) -> None:
             if change_button("Delete…", ":material/delete:", key=f"{key}-delete"):
                 ask("delete", [run])
         if change_button(*ACTIONS["clone"], key=f"{key}-clone"):
-            go("submit", preset=run["id"], tags=", ".join(run["tags"]))
+            clone(run)
         if change_button("Edit…", ":material/edit:", key=f"{key}-edit"):
             ask("edit", run)
+
+
+def clone(run: Json) -> NoReturn:
+    """Open the form with the settings of a run, and nothing of an earlier clone of it."""
+    permalinks.forget()
+    go("submit", preset=run["id"], tags=", ".join(run["tags"]))
+
+
+def tags_of(text: str, original: Sequence[str]) -> list[str]:
+    """The tags in a field that first has those of a run, in which there may be commas."""
+    return list(original) if text == ", ".join(original) else comma_separated(text)
 
 
 def ask(dialog: str, about: Json | list[Json]) -> NoReturn:
@@ -140,6 +151,7 @@ def _edit(run: Json) -> None:
     archived = st.checkbox("Archived", value=run["archived"], help="Archived runs are hidden from the list.")
     if st.button("Save", type="primary", key="edit-save"):
         with visitor.guarded():
-            visitor.client().change(run["id"], name=name, tags=comma_separated(tags), notes=notes, archived=archived)
+            changes = {"name": name, "tags": tags_of(tags, run["tags"]), "notes": notes, "archived": archived}
+            visitor.client().change(run["id"], **changes)
             _close()
             st.rerun()

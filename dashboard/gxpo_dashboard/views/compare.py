@@ -41,9 +41,12 @@ def show() -> None:
     with visitor.guarded():
         with header.popover("Select runs", icon=":material/checklist:"):
             runs = explorer.runs("Runs", "runs", most=_MOST)
-            items = visitor.client().get("/groups", limit=200)["items"]
-            names = {item["id"]: f"{item['name']} ({number_of(item['num_runs'], 'run')})" for item in items}
-            groups = permalinks.multi("Groups", "groups", names, placeholder="sweeps")
+            recent = {item["id"]: item for item in visitor.client().get("/groups", limit=200)["items"]}
+            offered = explorer.with_selected(recent, "groups", "/groups")
+            names = {
+                id: {"name": f"{item['name']} ({number_of(item['num_runs'], 'run')})"} for id, item in offered.items()
+            }
+            groups = permalinks.multi("Groups", "groups", unique_labels(names), placeholder="sweeps")
         if not runs and not groups:
             empty(
                 "Nothing selected",
@@ -78,7 +81,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
     parts = [name.split("/") for name in metrics if name.startswith("eval/")]
     scores = charts.sorted_scores(part[2] for part in parts if len(part) == 3) or ["pass@1"]
     benchmarks = sorted({part[1] for part in parts} - {"average"})
-    baselines = {"": f"first {visitor.rules().baseline.label}"} | unique_labels(everything)
+    baselines = unique_labels({"": {"name": f"first {visitor.rules().baseline.label}"}} | everything)
     averaged = {"": "average of all"} | {name: name for name in benchmarks}
     x = axis("over", "backward_passes", COMPARED_AXES)
     with st.popover("Settings", icon=":material/tune:"):

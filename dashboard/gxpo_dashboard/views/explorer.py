@@ -8,11 +8,11 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_client.errors import Refused
+from gxpo_client.errors import InvalidRequest, NotFound
 from gxpo_client.formats import count
 from gxpo_dashboard.charts.base import Plot, metric_chart, with_colors
 from gxpo_dashboard.charts.curves import matching
-from gxpo_dashboard.labels import unique_labels
+from gxpo_dashboard.labels import plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import records
@@ -39,7 +39,7 @@ def show(runs: Mapping[str, Json], x: str) -> None:
         text = permalinks.text("Search metrics", "find", placeholder="reward, norm, …", icon=":material/search:")
         log = permalinks.check("Logarithmic", "log")
     default = "reward" if "reward" in groups else groups[0]
-    prefix = permalinks.choice("Group", "prefix", {"": "all"} | {group: group for group in groups}, default)
+    prefix = permalinks.choice("Group", "prefix", {"": "all"} | {group: plain(group) for group in groups}, default)
     # Words of a search are looked for in every group.
     matches = matching(names, "" if text else prefix, text)
     if not matches:
@@ -70,6 +70,18 @@ def draw(runs: Mapping[str, Json], names: tuple[str, ...], x: str, *, log: bool 
 _RECENT = 100
 
 
+def with_selected(offered: Mapping[str, Json], name: str, path: str) -> dict[str, Json]:
+    """What is offered, by id, and what the URL or the `multi` of this name has selected. path: of the collection."""
+    offered = dict(offered)
+    for id in dict.fromkeys((*st.query_params.get_all(name), *st.session_state.get(f"in_{name}", []))):
+        if id not in offered:
+            try:
+                offered[id] = visitor.client().get(path, id)
+            except (InvalidRequest, NotFound):
+                st.caption(f"A {path[1:-1]} in the URL no longer exists.")
+    return offered
+
+
 def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
     """The selected runs by id, in order. Options: recent runs, search results and selected runs; the URL has ids."""
     requested = st.query_params.get_all(name)
@@ -78,13 +90,8 @@ def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
         words = f"Showing the first {most} of {count(len(requested))} runs."
         st.toast(words, icon=":material/filter_list:", duration="infinite")
     text = st.session_state.get(f"search-{name}", "")
-    offered = {r["id"]: r for r in visitor.client().get("/runs", limit=_RECENT, text=text, archived="any")["items"]}
-    for run in (*st.query_params.get_all(name), *st.session_state.get(f"in_{name}", [])):
-        if run not in offered:
-            try:
-                offered[run] = visitor.client().run(run)
-            except Refused:
-                st.caption("A run in the URL no longer exists.")
+    recent = visitor.client().get("/runs", limit=_RECENT, text=text, archived="any")["items"]
+    offered = with_selected({run["id"]: run for run in recent}, name, "/runs")
     names = unique_labels(offered)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = permalinks.multi(label, name, names, max_selections=most, placeholder="by name")

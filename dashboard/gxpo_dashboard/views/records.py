@@ -71,12 +71,12 @@ def log(run: str, x: str) -> None:
         text = permalinks.text("Search log", "log", icon=":material/search:", placeholder="part of a line")
         fetch = partial(visitor.whole_log, visitor.client(), run)
         download("log", f"{run}.log", fetch, "log-download")
-    # The window may begin in the middle of a line.
-    whole = tail["text"].partition("\n")[2] if tail["offset"] else tail["text"]
+    # The window may begin in the middle of a line, or have no other.
+    whole = (tail["text"].partition("\n")[2] if tail["offset"] else "") or tail["text"]
     lines = whole.splitlines()
     matches, shown = in_context(lines, text) if text else (0, lines)
     matching = f"{number_of(matches, 'matching line')} in " if text else ""
-    st.caption(f"{matching}{count(len(lines))} lines of the last {size(len(whole))} of {size(tail['size'])}.")
+    st.caption(f"{matching}{number_of(len(lines), 'line')} of the last {size(len(whole))} of {size(tail['size'])}.")
     # The container keeps its end in view while lines are added.
     with st.container(height=560, autoscroll=True, key="log"):
         st.code("\n".join(shown), language=None, wrap_lines=True)
@@ -114,7 +114,8 @@ def config(run: str, x: str) -> None:
     changed = forms.differences(own, other)
     words = text.lower().split()
     shown = [path for path in changed if (every or changed[path]) and all(word in path.lower() for word in words)]
-    st.caption(f"{number_of(sum(changed.values()), 'setting')} of {count(len(changed))} differ from {labels[against]}.")
+    num = f"{number_of(sum(changed.values()), 'setting')} of {count(len(changed))}"
+    st.caption(f"{num} differ from {plain(labels[against])}.")
     cells = [[path, *(_value(side, path) for side in (own, other)), "≠" if changed[path] else ""] for path in shown]
     frame = pd.DataFrame(cells, columns=["Setting", "This run", f"In {labels[against]}", "Differs"], dtype="str")
     frame = frame if every else frame.drop(columns="Differs")

@@ -254,7 +254,7 @@ def _bar(chosen: list[Json], baseline: Json | None, whole: Json) -> None:
                 actions.act([run["id"] for run in able], action)
                 st.rerun(scope="fragment")
         if len(chosen) == 1 and actions.change_button(*ACTIONS["clone"]):
-            go("submit", preset=ids[0], tags=", ".join(chosen[0]["tags"]))
+            actions.clone(chosen[0])
         ended = [run for run in chosen if "delete" in run["possible_actions"]]
         if actions.change_button("Delete…", ":material/delete:", possible=bool(ended)):
             actions.ask("delete", ended)
@@ -262,8 +262,9 @@ def _bar(chosen: list[Json], baseline: Json | None, whole: Json) -> None:
             actions.ask("edit", chosen[0])
         archived = all(run["archived"] for run in chosen)
         if actions.change_button("Unarchive" if archived else "Archive", ":material/archive:"):
-            for run in chosen:
-                visitor.client().change(run["id"], archived=not archived)
+            items = visitor.client().act_on_all(ids, "unarchive" if archived else "archive")
+            for problem in filter(None, (item["problem"] for item in items)):
+                st.toast(plain(problem["detail"]), icon=":material/error:", duration="long")
             st.rerun(scope="fragment")
 
 

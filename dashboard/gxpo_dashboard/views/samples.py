@@ -49,8 +49,10 @@ def show(run: str, x: str) -> None:
     query: Json = {"step": {"": steps[-1], "all": None}.get(step, step), "verdict": verdict, "prompt_id": prompt}
     # One response lists a prompt; with a verdict it may be any of them.
     query |= {"limit": _PAGE} if verdict else {"limit": _PAGE, "sample": 0}
-    cursor = {run: visited[-1]} if visited else {}
-    pages = {of: visitor.client().get("/runs", of, "samples", **query, cursor=cursor.get(of)) for of in runs}
+    # Later pages are of this run: the first one has what is listed of the others.
+    cursor = visited[-1] if visited else None
+    shown = [run] if visited else list(runs)
+    pages = {of: visitor.client().get("/runs", of, "samples", **query, cursor=cursor) for of in shown}
     groups = worst_first(group | {"run": of} for of, page in pages.items() for group in page["groups"])
     if not groups:
         empty("No matching samples", "Select another step or verdict.")
@@ -62,7 +64,7 @@ def show(run: str, x: str) -> None:
         chosen = _group_list(groups, prompts, labels, f"samples-{run}-{query}", by_step=query["step"] is None)
         following = pages[run]["next_cursor"]
         if visited or following:
-            pager("samples", visited, following, len(visited) * _PAGE, len(groups))
+            pager("samples", visited, following, len(visited) * _PAGE, len(pages[run]["groups"]))
     with read:
         query = {"step": chosen["step"], "group": chosen["group"], "verdict": verdict, "limit": _PAGE}
         whole = visitor.client().get("/runs", chosen["run"], "samples", **query)["items"]

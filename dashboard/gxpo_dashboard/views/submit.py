@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.errors import Refused
-from gxpo_client.formats import comma_separated, count, number_of
+from gxpo_client.formats import count, number_of
 from gxpo_dashboard.labels import NO_RIGHT, plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
@@ -23,8 +24,6 @@ from gxpo_dashboard.widgets import focus, grid, text_table
 
 Json = dict[str, Any]
 
-_LINK = "set"
-"""Parameter of the URL with the changed settings."""
 GRIDS = {
     "": ("values with commas", "Several values in a field, as 1e-5, 2e-5, make a sweep of every combination."),
     "rules": ("every rule", "Every rule with the settings below. Take three seeds: one shows no difference."),
@@ -47,7 +46,8 @@ def show() -> None:
                 run = visitor.client().run(original)
                 config = run["config"] | {"name": f"{run['name'][:190]} clone"}  # of at most 200 characters
                 words = f"Settings of the run {run['name']}."
-                by_name[original] = {"name": original, "summary": words, "config": config, "clone_of": original}
+                clone = {"clone_of": original, "tags": run["tags"]}
+                by_name[original] = {"name": original, "summary": words, "config": config, **clone}
                 labels[original] = f"Clone of {run['name']}"
         with header:
             preset = permalinks.select("Preset", "preset", labels, first, width=340)
@@ -61,9 +61,11 @@ def show() -> None:
             config, axes, problems, places = _form(schema, chosen)
         with outcome:
             if visitor.may_change():
-                problems |= _outcome(config, axes, grid, problems, chosen.get("clone_of"))
-                for path in places.keys() & problems.keys():
-                    places[path].markdown(f":red[:material/error: {plain(problems[path])}]")
+                problems |= _outcome(config, axes, grid, problems, chosen)
+                for field, message in problems.items():
+                    for path in places:
+                        if re.match(rf"{re.escape(path)}\b", field):  # or of one of its members
+                            places[path].markdown(f":red[:material/error: {plain(message)}]")
             else:
                 st.info(NO_RIGHT, icon=":material/lock:")
 
@@ -78,42 +80,39 @@ def _form(schema: Json, preset: Json) -> tuple[Json, dict[str, list[Any]], Probl
     base = preset["config"]
     rules = next(setting for setting in forms.settings_of(schema, base) if setting.path == "learner.rule.name")
     parameter = f"rule-{preset['name']}"
+    words = permalinks.received()  # of a link or a reload
+    if linked := forms.of_link(words or [], {rules.path: rules})[0]:
+        st.query_params[parameter] = linked[rules.path]
     name = permalinks.selected(parameter, rules.options, rules.value)
     config = forms.changed(base, {rules.path: name})
     settings = {setting.path: setting for setting in forms.settings_of(schema, config)}
-    keys = {path: forms.key(preset["name"], name, path) for path in settings}
+    keys = {path: forms.key(preset["name"], name, path) for path in settings if path != rules.path}
     rule = visitor.rules().of(forms.get(config, "learner.rule") or {})
     symbols = forms.rule_symbols(rule)
-    # By widget key. Stored separately, because the widgets of a collapsed section are not drawn.
-    changes: Json = st.session_state.setdefault("changes", {})
-    problems: Problems = {}
+    # What differs from the preset, by widget key: also in sections that are collapsed, whose widgets are not drawn.
+    entered: Json = st.session_state.setdefault("entered", {})
     places: dict[str, Any] = {}
-    if (words := permalinks.received(_LINK)) is not None:  # by a link or a reload
+    if words is not None:
         linked, others = forms.of_link(words, settings)
         for path, key in keys.items():
             st.session_state.pop(key, None)
-            changes.pop(key, None)
+            entered.pop(key, None)
             if path in linked:
-                changes[key] = linked[path]
+                entered[key] = forms.widget_value(settings[path], linked[path])
         if others:
             st.warning(f"The link has settings that this form does not have: {plain(', '.join(others))}")
 
     def ask(path: str) -> None:
-        setting, key = settings[path], keys[path]
+        setting = settings[path]
         label, words = forms.label(path, symbols), f"`{path}` {setting.help}"
         if path == rules.path:
             permalinks.select(label, parameter, rules.options, rules.value, help=words)
             return
-        entered = _widget(setting, changes.get(key, setting.value), key, label, words)
+        key, original = keys[path], forms.widget_value(setting, setting.value)
+        entered[key] = _widget(setting, entered.get(key, original), key, label, words)
+        if entered[key] == original:
+            del entered[key]
         places[path] = st.empty()
-        try:
-            value = forms.parse(setting, entered)
-        except forms.BadValue as error:
-            problems[path] = str(error)
-            return
-        changes.pop(key, None)
-        if value != setting.value:
-            changes[key] = value
 
     main = [path for path in forms.main_paths(rule) if path in settings]
     with st.container(border=True):
@@ -129,16 +128,26 @@ def _form(schema: Json, preset: Json) -> tuple[Json, dict[str, list[Any]], Probl
             if drawer.open:
                 with drawer:
                     grid(rest, ask)
-    changed = {path: changes[key] for path, key in keys.items() if key in changes}
-    permalinks.send(_LINK, forms.in_link(changed))
+    changed: Json = {}
+    problems: Problems = {}
+    for path, key in keys.items():
+        setting = settings[path]
+        try:
+            value = forms.parse(setting, entered[key]) if key in entered else setting.value
+        except forms.BadValue as error:
+            problems[path] = str(error)
+            continue
+        if value != setting.value:
+            changed[path] = value
+    permalinks.send(forms.in_link(changed))
     axes = forms.axes(changed, settings)
     return forms.changed(config, changed | {path: axis[0] for path, axis in axes.items()}), axes, problems, places
 
 
-def _widget(setting: forms.Setting, value: Any, key: str, label: str, words: str) -> Any:
+def _widget(setting: forms.Setting, shown: Any, key: str, label: str, words: str) -> Any:
     """The input of a setting; returns what is entered."""
     if key not in st.session_state:
-        st.session_state[key] = forms.widget_value(setting, value)
+        st.session_state[key] = shown
     if setting.kind == "boolean":
         return st.checkbox(label, key=key, help=words)
     if setting.kind == "choice":
@@ -149,16 +158,17 @@ def _widget(setting: forms.Setting, value: Any, key: str, label: str, words: str
     return st.text_input(label, key=key, help=words, placeholder="none" if setting.optional else None)
 
 
-def _outcome(config: Json, axes: Json, grid: str, problems: Problems, clone_of: str | None) -> Problems:
+def _outcome(config: Json, axes: Json, grid: str, problems: Problems, preset: Json) -> Problems:
     """Cost, plan and button of what is configured; returns what the service refuses.
 
     axes: settings with several values. grid: of GRIDS.
     """
-    tags = comma_separated(permalinks.text("Tags", "tags", placeholder="comma-separated"))
+    tags = actions.tags_of(permalinks.text("Tags", "tags", placeholder="comma-separated"), preset.get("tags", []))
     if problems:
         return _complaints(list(problems.items()))
     if not axes and not grid:
-        return _one_run({"config": config, "tags": tags, **({"clone_of": clone_of} if clone_of else {})})
+        clone = {"clone_of": preset["clone_of"]} if "clone_of" in preset else {}
+        return _one_run({"config": config, "tags": tags, **clone})
     control = grid != "rules" and permalinks.check(  # which has it
         "Learning-rate control",
         "sweep-control",
@@ -199,7 +209,7 @@ def _sweep(body: Json) -> Problems:
     if not plan["valid"]:
         return _complaints([(error["field"], error["message"]) for error in plan["errors"]])
     cost, base = plan["cost"], visitor.client().post("/runs/validate", body=body["base"])
-    st.markdown(f"**{plain(sweep_words(cost['runs'], len(body['seeds']), base.get('plan')))}**")
+    st.markdown(f"**{plain(sweep_words(plan['runs'], len(body['seeds']), base.get('plan')))}**")
     st.caption(plain(f"At most {count(cost['backward_passes'])} backward passes in all. {cost['per_step_words']}"))
     if made := _submitted(f"Submit {number_of(cost['runs'], 'run')}", "/sweeps", body):
         go("runs", group=made["group"]["id"])
@@ -221,13 +231,20 @@ def _equivalents(checked: Json, path: str, body: Json) -> None:
 
 
 def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> Json | None:
-    """A button that submits `body`; the response once it was pressed. Each submission has an idempotency key."""
+    """A button that submits `body`; the response once it was pressed.
+
+    Until there is an answer, the same has the same idempotency key: pressed again after a lost one, it submits it once.
+    """
     look = {"type": "primary", "key": "submit", "shortcut": "Ctrl+Enter"}
     if not actions.change_button(label, ":material/rocket_launch:", possible=possible, **look):
         return None
-    key: str = st.session_state.setdefault("submission_key", uuid.uuid4().hex)
-    made = visitor.client().submit(body, key, to=path)
-    del st.session_state["submission_key"]
+    submission: uuid.UUID = st.session_state.setdefault("submission", uuid.uuid4())
+    try:
+        made = visitor.client().submit(body, uuid.uuid5(submission, json.dumps([path, body])).hex, to=path)
+    except Refused:  # as one whose run has been deleted since
+        del st.session_state["submission"]
+        raise
+    del st.session_state["submission"]
     return made
 
 
@@ -236,7 +253,7 @@ def _complaints(errors: list[tuple[str, str]]) -> Problems:
     st.error(f"Fix {number_of(len(errors), 'setting')}:", icon=":material/error:")
     for field, message in errors[:30]:
         st.text(message if message.startswith(field) else f"{field}: {message}")
-    paths = [re.sub(r"^(base\.|grid\.)?(config\.)?|(?<=^seed)s$", "", field) for field, _ in errors]
+    paths = [re.sub(r"^(base\.|grid\.)?(config\.)?|(?<=^seed)s\b", "", field) for field, _ in errors]
     return dict(zip(paths, [message for _, message in errors], strict=True))
 
 

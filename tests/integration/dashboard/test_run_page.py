@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled, table_columns
 from support.reporting import metric_row, sample_row
 
+from gxpo_client.client import Client
+from gxpo_client.errors import ServiceUnavailable
 from gxpo_dashboard.labels import plain
+from gxpo_dashboard.session.visitor import LOG_WINDOW
+from gxpo_trainer.config import RunConfig
 
 
 def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
@@ -48,8 +54,22 @@ def test_a_prompt_is_followed_across_steps_and_runs(pages: Pages) -> None:
     assert sorted(columns["Run"]) == ["first"] * 2 + ["second"] * 2
 
 
+def test_a_later_page_of_samples_has_those_of_the_run_alone(pages: Pages) -> None:
+    first, second = pages.submit("long"), pages.submit("short")
+    pages.service.report(first, samples=[sample_row(step) for step in range(501)])
+    pages.service.report(second, samples=[sample_row(1)])
+    page = pages.open("run", run=first, part="Samples", prompt="p1", also=second)
+    assert len(table_columns(page)["Run"]) == 501
+    assert "Samples 1 to 500" in [caption.value for caption in page.caption]
+    # A page without a browser has no fragments: it is drawn by the next run.
+    labelled(page.button, "Next").click().run()
+    assert table_columns(page.run())["Run"] == ["long"]
+    assert "Samples 501 to 501" in [caption.value for caption in page.caption]
+
+
 def test_a_config_is_compared_with_the_nearest_preset_and_with_another_run(pages: Pages) -> None:
-    run, other = pages.submit("own", "learner.rule.k=9"), pages.submit("other", "seed=4")
+    hostile = "![x](http://evil.example/x.png)"
+    run, other = pages.submit("own", "learner.rule.k=9"), pages.submit(hostile, "seed=4")
 
     def shown(**query: str) -> list[list[str]]:
         page = pages.open("run", run=run, part="Config", **query)
@@ -57,7 +77,9 @@ def test_a_config_is_compared_with_the_nearest_preset_and_with_another_run(pages
 
     assert ["learner.rule.k", "9", "5"] in shown()
     assert all(own != others for _, own, others in shown())
-    assert shown(against=other) == [["name", "own", "other"], ["seed", "0", "4"], ["learner.rule.k", "9", "5"]]
+    assert shown(against=other) == [["name", "own", hostile], ["seed", "0", "4"], ["learner.rule.k", "9", "5"]]
+    captions = [caption.value for caption in pages.open("run", run=run, part="Config", against=other).caption]
+    assert [words for words in captions if f"differ from run {plain(hostile)} " in words]
     assert shown(against=other, setting="gate") == []
     assert ["learner.rule.gate.threshold", "3.0", "3.0"] in shown(against=other, setting="gate", unchanged="1")
 
@@ -89,6 +111,25 @@ def test_a_sentence_of_the_headline_opens_its_evidence(pages: Pages) -> None:
     assert page.query_params["part"] in ("Training", ["Training"]), "whose first section is Gate"
     for each in (run, holder):
         pages.cancel(each)
+
+
+def test_names_of_metrics_are_no_markdown(pages: Pages) -> None:
+    run = pages.submit("odd metrics")
+    pages.service.report(run, metrics=[metric_row(1, **{"*m*/a": 1.0, "b/c": 2.0})])
+    page = pages.open("run", run=run, part="Metrics")
+    (groups,) = [control for control in page.button_group if control.key == "in_prefix"]
+    assert groups.options == ["all", r"\*m\*", "b"]
+
+
+def test_the_end_of_a_log_without_an_end_of_line_is_shown(pages: Pages) -> None:
+    run = pages.submit("one line")
+    pages.service.report(run)
+    log = pages.service.settings.artifacts / run / "train.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("=" * (LOG_WINDOW + 1), encoding="utf-8")
+    page = pages.open("run", run=run, part="Log")
+    assert "1 line of the last 256.0 KiB of 256.0 KiB." in [caption.value for caption in page.caption]
+    assert [code.value for code in page.code] == ["=" * LOG_WINDOW]
 
 
 # The Submit view: each rule has settings of its own, and the address keeps the rule and the sweep.
@@ -138,19 +179,137 @@ def test_a_sweep_is_planned_and_kept_in_another_view_and_by_a_reload(pages: Page
         assert sorted(planned["Seed"]) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4
 
 
+def toml(page: AppTest) -> str:
+    """The run file of what is filled in."""
+    [file] = [code.value for code in page.code if "[rollout]" in code.value]
+    return str(file)
+
+
+SECTIONS = {f"section-{name}": True for name in RunConfig.model_fields}
+
+
+@pytest.mark.parametrize("preset", ["paper-1.5b", "clone"])
+def test_opened_sections_change_nothing(pages: Pages, preset: str) -> None:
+    values = [
+        'evaluation.stop=["\\n\\n", "Q:", "1"]', 'data.system_prompt="Think.\\n"', 'data.template="{problem}\\n"',
+        'data.split=""', "placement.colocate=true", "rollout.enforce_eager=false",
+    ]  # fmt: skip
+    preset = pages.submit("of lines", *values) if preset == "clone" else preset
+    files = []
+    for state in ({}, SECTIONS):
+        page = pages.open("submit", state, preset=preset)
+        assert "set" not in page.query_params
+        assert [words for words in page.success if words.value.startswith("Valid.")], [text.value for text in page.text]
+        files.append(toml(page))
+    assert labelled(page.text_input, "Data source")
+    assert files[0] == files[1]
+
+
 def test_a_link_changes_settings_of_collapsed_sections_and_names_what_it_cannot(pages: Pages) -> None:
-    page = pages.open("submit", preset="demo", set=["rollout.temperature=0.7", "rollout.heat=1"])
-    [toml] = [code.value for code in page.code if "[rollout]" in code.value]
-    assert "temperature = 0.7" in toml
+    words = ['learner.rule.name="sfpo"', "learner.rule.k=4", "rollout.temperature=0.7", "rollout.heat=1"]
+    page = pages.open("submit", preset="demo", set=words)
+    assert labelled(page.selectbox, "Rule name").value == "sfpo"
+    assert settings(page) == ["4", *SFPO[1:]]
+    assert 'name = "sfpo"' in toml(page)
+    assert "temperature = 0.7" in toml(page)
     [warning] = page.warning
     assert plain("rollout.heat=1") in warning.value
     assert "temperature" not in warning.value
 
 
-def test_what_is_wrong_is_said_below_its_field(pages: Pages) -> None:
+@pytest.mark.parametrize(
+    ("label", "typed", "message"),
+    [
+        ("Rule K", "many", "is not an integer"),
+        ("Rule K", "1", "must be at least 2"),
+        ("Rule K", "1,000", "write 1000 for a thousand"),
+        ("Seed", "-1, 2", "greater than or equal to 0"),
+        ("Verifier rewards", '[{"name": "correctness", "weight": "x"}]', "must be a number"),
+    ],
+)
+def test_what_is_wrong_is_said_below_its_field(pages: Pages, label: str, typed: str, message: str) -> None:
+    page = pages.open("submit", {"section-verifier": True}, preset="demo")
+    labelled(page.text_input, label).set_value(typed).run()
+    below = [words.value for words in page.markdown if words.value.startswith(":red[")]
+    assert len(below) == 1
+    assert plain(message) in below[0]
+
+
+def test_a_mistake_stays_in_a_collapsed_section_and_in_another_view(pages: Pages) -> None:
+    page = pages.open("submit", {"section-rollout": True}, preset="demo")
+    labelled(page.text_input, "Rollout temperature").set_value("warm").run()
+    page.session_state["section-rollout"] = False
+    page.run()
+    for presses in ([], ["Runs", "Submit"]):
+        for press in presses:
+            labelled(page.button, press).click().run()
+        assert [text for text in page.text if "rollout.temperature = 'warm' is not a number" in text.value], presses
+        assert not page.success
+    page.session_state["section-rollout"] = True
+    assert labelled(page.run().text_input, "Rollout temperature").value == "warm"
+
+
+def test_a_lost_answer_makes_no_second_run_of_the_same_and_keeps_no_other_back(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, lost = Client.submit, [True, False, True, False, True]
+
+    def answered(self: Client, *body: Any, **to: Any) -> dict[str, Any]:
+        made = submit(self, *body, **to)
+        if lost and lost.pop(0):
+            raise ServiceUnavailable("the answer is lost")
+        return made
+
+    def press(*numbers: int) -> list[str]:
+        for number in numbers:
+            labelled(page.text_input, "Name").set_value(f"answer {number}").run()
+            labelled(page.button, "Submit run").click().run()
+        runs = pages.http.get("/runs", params={"text": "answer"}).json()["items"]
+        names.update({run["name"]: run["id"] for run in runs})
+        return sorted(run["name"] for run in runs)
+
+    monkeypatch.setattr(Client, "submit", answered)
+    names: dict[str, str] = {}
     page = pages.open("submit", preset="demo")
-    for typed, message in {"many": "is not an integer", "1": "must be at least 2"}.items():
-        labelled(page.text_input, "Rule K").set_value(typed).run()
-        below = [words.value for words in page.markdown if words.value.startswith(":red[")]
-        assert len(below) == 1, typed
-        assert plain(message) in below[0]
+    assert press(1, 1) == ["answer 1"]
+    assert page.query_params["run"] == names["answer 1"]
+    labelled(page.button, "Submit").click().run()
+    assert press(2, 3) == ["answer 1", "answer 2", "answer 3"]
+    assert page.query_params["run"] == names["answer 3"]
+    labelled(page.button, "Submit").click().run()
+    press(4)
+    pages.cancel(names["answer 4"])
+    pages.http.delete(f"/runs/{names['answer 4']}").raise_for_status()
+    press(4)
+    assert [error.value for error in page.error if "was deleted" in error.value]
+    assert press(4)[-1] == "answer 4"
+
+
+@pytest.mark.parametrize("clone", [["Clone"], ["Search", "This run › Clone"]], ids="–".join)
+def test_a_clone_has_the_settings_and_tags_of_its_run_whatever_an_earlier_one_had(
+    pages: Pages, clone: list[str]
+) -> None:
+    run = pages.submit("original", "seed=3", tags=["a, b", "c"])
+    page = pages.open("run", run=run)
+    for _ in range(2):
+        for press in clone:
+            labelled(page.button, press).click().run()
+        assert labelled(page.text_input, "Seed").value == "3"
+        labelled(page.text_input, "Seed").set_value("7").run()
+        labelled(page.button, "Run").click().run()
+    labelled(page.button, "Submit").click().run()
+    assert labelled(page.text_input, "Seed").value == "7", "by the bar, the form is as it was left"
+    labelled(page.button, "Submit run").click().run()
+    view = pages.http.get(f"/runs/{page.query_params['run']}").json()
+    assert (view["parent_id"], view["config"]["seed"], view["tags"]) == (run, 7, ["a, b", "c"])
+
+
+def test_an_edit_keeps_the_tags_that_it_does_not_change(pages: Pages) -> None:
+    run = pages.submit("tagged", tags=["a, b", "c"])
+    page = pages.open("run", run=run)
+    for typed, tags in {None: ["a, b", "c"], "a, d": ["a", "d"]}.items():
+        labelled(page.button, "Edit…").click().run()
+        if typed:
+            labelled(page.text_input, "Tags").set_value(typed)
+        page.button(key="edit-save").click().run()
+        assert pages.http.get(f"/runs/{run}").json()["tags"] == tags

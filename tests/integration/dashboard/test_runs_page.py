@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
 from support.dashboard_pages import Pages, labelled, table_columns
+from support.http_server import HttpServer
+
+from gxpo_client import client
+from gxpo_dashboard.labels import plain
 
 
 def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) -> None:
@@ -20,6 +27,15 @@ def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) ->
     assert len(refusals) == 1
     assert refusals[0].startswith("of another")
     assert labelled(page.button, "Delete run")
+
+
+def test_a_run_that_is_gone_does_not_keep_the_others_out_of_the_archive(pages: Pages) -> None:
+    runs = [pages.submit(f"archived {number}") for number in range(3)]
+    page = pages.open("runs", {"selection-runs-0": runs})
+    pages.cancel(runs[0])
+    pages.http.delete(f"/runs/{runs[0]}").raise_for_status()
+    labelled(page.button, "Archive").click().run()
+    assert [pages.http.get(f"/runs/{run}").json()["archived"] for run in runs[1:]] == [True, True]
 
 
 def test_a_baseline_that_does_not_exist_leaves_the_table(pages: Pages) -> None:
@@ -55,6 +71,35 @@ def test_the_view_opens_while_the_service_does_not_answer(pages: Pages) -> None:
         pages.service.start()
 
 
+@pytest.mark.parametrize("status", [200, 404, 429, 500])
+def test_a_server_that_is_not_the_service_is_named_until_it_is(
+    pages: Pages, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FastAPI()
+    other.add_api_route("/{path:path}", lambda: HTMLResponse("<h1>other</h1>", status))
+    with HttpServer(other) as url:
+        monkeypatch.setenv("GXPO_URL", url)
+        page = pages.open("runs")
+        assert not page.exception
+        assert [title.value for title in page.title] == ["The service is not available"]
+        assert [words for words in page.markdown if plain(url) in words.value]
+        monkeypatch.undo()
+        assert [title.value for title in page.run().title] == ["Runs"]
+
+
+@pytest.mark.parametrize("token", ["gxpo_é", "“gxpo_abc”", "gxpo_wrong"])
+def test_a_token_that_is_none_is_asked_for_again(pages: Pages, token: str) -> None:
+    page = pages.open("runs", {"token": ""})
+    labelled(page.text_input, "Access token").set_value(token)
+    for again in (labelled(page.button, "Sign in").click(), page):
+        again.run()
+        assert not page.exception
+        assert [error.value for error in page.error if "rejected" in error.value] or again is page
+    labelled(page.text_input, "Access token").set_value(pages.token)
+    labelled(page.button, "Sign in").click().run()
+    assert [title.value for title in page.title] == ["Runs"]
+
+
 # The Compare view, and Benchmarks, which selects runs in the same way.
 
 
@@ -64,6 +109,31 @@ def test_more_runs_than_a_view_shows_are_left_out_with_a_message(pages: Pages) -
     assert not page.exception
     assert page.query_params["runs"] == runs[:8]
     assert [toast.value for toast in page.toast] == ["Showing the first 8 of 10 runs."]
+
+
+def test_an_old_group_is_told_from_newer_ones_of_its_name(pages: Pages) -> None:
+    groups = [pages.http.post("/groups", json={"name": "same"}).raise_for_status().json()["id"] for _ in range(201)]
+    pages.submit("member", group=groups[0])
+    page = pages.open("compare", groups=groups[0])
+    for _ in range(2):
+        assert not page.exception
+        assert labelled(page.multiselect, "Groups").value == [groups[0]]
+        assert page.query_params["groups"] in (groups[0], [groups[0]])
+        page.run()
+
+
+def test_what_no_longer_exists_is_said_once(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "FRESH_S", 0.0)
+    kept, gone = pages.submit("kept"), pages.submit("gone")
+    group = pages.http.post("/groups", json={"name": "gone"}).raise_for_status().json()["id"]
+    page = pages.open("compare", runs=[kept, gone], groups=group)
+    pages.cancel(gone)
+    for path in (f"/runs/{gone}", f"/groups/{group}"):
+        pages.http.delete(path).raise_for_status()
+    words = [caption.value for caption in page.run().caption if "no longer exists" in caption.value]
+    assert words == [f"A {kind} in the URL no longer exists." for kind in ("run", "group")]
+    assert page.query_params["runs"] in (kept, [kept])
+    assert not pages.open("compare", runs="no id").error
 
 
 def test_a_single_configuration_is_no_success(pages: Pages) -> None:

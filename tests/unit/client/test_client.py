@@ -15,6 +15,7 @@ from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, Refused, S
 from gxpo_services.cli.common import CommandFailed
 
 API = "/api/v1"
+URL = f"http://127.0.0.1:8000{API}"
 Answer = tuple[int, Any]
 
 
@@ -135,17 +136,38 @@ def invalid(detail: str, **errors: str) -> Answer:
         (invalid("two", seed="is bad", rule__k="is 0"), InvalidRequest, 2, "two\n  seed: is bad\n  rule.k: is 0"),
         (invalid("sort: bad", sort="bad"), InvalidRequest, 2, "Invalid request\n  sort: bad"),
         ((500, "<html>"), Refused, 1, "the service responded with 500: Internal Server Error"),
+        ((200, "html"), Refused, 1, f"the answer of {URL}/runs/r1 is not from a gxpo service; check --url or GXPO_URL"),
     ],
 )
-def test_problem_details_become_one_message_and_an_exit_code(
-    service: Service, client: Client, answer: Answer, kind: type[ServiceError], code: int, message: str
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_error_becomes_one_message_and_an_exit_code(
+    service: Service, cached: bool, answer: Answer, kind: type[ServiceError], code: int, message: str
 ) -> None:
     service.answers["/runs/r1"] = answer
     with pytest.raises(ServiceError) as caught:
-        client.run("r1")
+        client_of(service, cache=ResponseCache() if cached else None).run("r1")
     failure = CommandFailed(caught.value)
     assert (type(caught.value), failure.exit_code, str(failure)) == (kind, code, message)
     assert caught.value.status == answer[0]
+
+
+def test_a_web_page_is_neither_an_export_nor_a_stream_of_changes() -> None:
+    page = httpx.MockTransport(lambda _: httpx.Response(200, html="<html>\n\nsign in</html>"))
+    client = Client(connect("http://127.0.0.1:8000", transport=page), None)
+    for call in (lambda: client.export(["r1"], "csv"), lambda: next(client.changes(["r1"]))):
+        with pytest.raises(Refused, match="is not from a gxpo service"):
+            call()
+
+
+@pytest.mark.parametrize("token", ["gxpo_é", "“gxpo_abc”", "gxpo_a\nb"])
+def test_a_token_that_no_request_can_carry_is_not_sent(service: Service, client: Client, token: str) -> None:
+    client = client_of(service, token, patience_s=3.0)
+    for call in (lambda: client.run("r1"), lambda: client.stream("/export").__enter__()):
+        with pytest.raises(NotSignedIn) as caught:
+            call()
+        words = "the token has a character that no token has; copy it again (--token-file FILE or GXPO_TOKEN)"
+        assert str(CommandFailed(caught.value)) == words
+    assert service.asked == []
 
 
 def test_a_list_is_read_page_by_page_up_to_its_limit(service: Service, client: Client) -> None:
@@ -234,13 +256,31 @@ def test_durations(seconds: float | None, words: str) -> None:
     assert formats.duration(seconds) == words
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "words"),
+    [
+        (512, "512 B"), (1023.9, "1.0 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1.0 MiB"), (2**30 - 2**19, "1023.5 MiB"),
+        (2**60, "1048576.0 TiB"),
+    ],
+)  # fmt: skip
+def test_sizes(num_bytes: float, words: str) -> None:
+    assert formats.size(num_bytes) == words
+
+
 def test_figures() -> None:
     assert formats.percent(0.4132) == "41.3%"
     assert formats.count(12345.0) == "12,345"
     assert formats.count(1.5) == "1.50"
     assert formats.figure(0.00012346) == "0.0001235"
-    assert formats.size(1536) == "1.5 KiB"
-    assert formats.size(512) == "512 B"
+    assert [formats.figure(value) for value in (999.96, 9999.4, 9999.6, -123_456.7)] == [
+        "1,000", "9,999", "10,000", "−123,457"
+    ]  # fmt: skip
+    assert [formats.figure(value, 3) for value in (99.94, 999.6, 1234)] == ["99.9", "1,000", "1,234"]
+    assert [formats.significant(value) for value in (9.994, 9.996, 0.9996, 999.6, 1234.5)] == [
+        "9.99", "10.0", "1.00", "1,000", "1,234"
+    ]  # fmt: skip
+    assert [formats.signed(value, 1) for value in (-0.06, -0.04, 0.04)] == ["−0.1", "+0.0", "+0.0"]
+    assert (formats.percent(-1e-9), formats.count(-1e-9), formats.figure(-0.0)) == ("0.0%", "0.00", "0")
     assert formats.moment(0) == "1970-01-01 00:00:00 UTC"
     assert formats.percent(math.nan) == formats.NONE
     assert (formats.figure(-1.5), formats.count(-2), formats.percent(-0.5)) == ("−1.5", "−2", "−50.0%")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -25,6 +26,14 @@ RECORDING = Path(__file__).parents[2] / "browser" / "recordings" / "demo"
 LONGEST = 8
 VOWEL = re.compile("[aeiou]", re.IGNORECASE)
 OBJECT = object()
+SCALE = 4.0
+
+
+def scaled(by: float) -> Callable[[Callable[[gxpo.RewardInput], float]], Callable[[gxpo.RewardInput], float]]:
+    def decorate(function: Callable[[gxpo.RewardInput], float]) -> Callable[[gxpo.RewardInput], float]:
+        return functools.wraps(function)(lambda sample: by * function(sample))
+
+    return decorate
 
 
 def here(function: Callable[[gxpo.RewardInput], float]) -> Callable[[gxpo.RewardInput], float]:
@@ -44,6 +53,12 @@ def with_an_object(sample: gxpo.RewardInput) -> float:
     return float(OBJECT is None)
 
 
+@scaled(SCALE)
+def decorated(sample: gxpo.RewardInput, share: float = 1 / LONGEST, *, most: float = SCALE) -> float:
+    """Uses names of its module in its decorator and its defaults, and one as the name of a variable."""
+    return min(most, share) * len([OBJECT for OBJECT in sample.response if OBJECT in "aeiou"])
+
+
 def plain(sample: gxpo.RewardInput) -> float:
     return 0.25
 
@@ -58,7 +73,7 @@ def test_the_config_is_that_of_a_run_file() -> None:
     trainer = gxpo.Trainer(
         "m",
         data="problems.jsonl",
-        rewards=["correctness", {"name": "format", "weight": 0.5}],
+        rewards=[{"weight": 1.0}, {"name": "format", "weight": 0.5}],
         rule=gxpo.rules.GXPO(k=7),
         name="my run",
         settings={"rollout.max_new_tokens": 64, "learner.rule.gate.threshold": 2.0},
@@ -75,27 +90,53 @@ def test_the_config_is_that_of_a_run_file() -> None:
 
 
 def test_functions_of_a_notebook_are_stored_with_the_run_and_those_of_modules_imported(tmp_path: Path) -> None:
-    rewards = [{"name": here(vowels), "weight": 2.0}, plain]
+    rewards: list[Any] = [{"name": here(vowels), "weight": 2.0}, plain, here(decorated)]
     trainer, again = (gxpo.Trainer("starter", rewards=rewards, out_dir=tmp_path / "run") for _ in range(2))
-    stored, imported = [reward.name for reward in trainer.config.verifier.rewards]
+    stored, imported, _ = [reward.name for reward in trainer.config.verifier.rewards]
     assert re.fullmatch(r"rewards_[0-9a-f]{8}:vowels", stored)
     assert imported == f"{__name__}:plain"
     assert trainer.config.sha256() == again.config.sha256(), "equal text is an equal config, which resumes"
     with trainer._importable():
-        # Three of four letters, of eight: ⅜.
-        assert score(trainer.config) == {"components": {"vowels": 0.37, "plain": 0.25}, "score": 0.99}
+        # Three of four letters, of eight: ⅜. Two of them are small: 4 · 2 / 8.
+        components = {"vowels": 0.37, "plain": 0.25, "decorated": 1.0}
+        assert score(trainer.config) == {"components": components, "score": 1.99}
         code = f"import {stored.partition(':')[0]}, {__name__}"
         assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0
     assert str(tmp_path / "run") not in sys.path
 
 
+def with_an_object_as_default(sample: gxpo.RewardInput, default: object = OBJECT) -> float:
+    return float(default is None)
+
+
+exec("def typed(sample): return 0.0")  # noqa: S102  as in an interpreter, where no file has the text
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(with_an_object, "reward with_an_object uses OBJECT"), (lambda sample: 0.0, "<lambda>: define it with def")],
+    [
+        (with_an_object, "reward with_an_object uses OBJECT"),
+        (with_an_object_as_default, "reward with_an_object_as_default uses OBJECT"),
+        (lambda sample: 0.0, "<lambda>: define it with def"),
+        (typed, "typed: define it with def"),  # type: ignore[name-defined]  # noqa: F821
+    ],
 )
 def test_what_other_processes_cannot_have_is_refused(function: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         gxpo.Trainer(rewards=[here(function)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"settings": {"name.x": 1}}, r'name = {"x": 1}: must be text'),
+        ({"rewards": ["format"], "settings": {"verifier.rewards.0.weight": 1}}, "verifier.rewards = .* must be a list"),
+        ({"rewards": [functools.partial(plain)]}, r"rewards\[0\].name = .* must be text"),
+    ],
+)
+def test_what_is_no_section_or_no_reward_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        gxpo.Trainer(**arguments)
 
 
 def test_a_runs_tables_have_what_its_files_have() -> None:

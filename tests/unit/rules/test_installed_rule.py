@@ -92,7 +92,7 @@ def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
     assert len({rule.color for rule in rules.known}) == len(rules.known)
     rule = rules.of({"name": "repeated"})
     assert (rule.label, rule.family, rule.watched) == ("Repeated", "look-ahead", "first gradient norm")
-    assert charts.value_chart({}, watched=rule.watched).alt.startswith(
+    assert charts.value_chart({}, "step", rule.watched, rule.color).alt.startswith(
         "Gate: monitored value: first gradient norm, window"
     )
     first = forms.main_paths(rule)

@@ -157,20 +157,28 @@ def test_published_scores_become_shares() -> None:
     assert scores.published_scores({"tables": []}).empty
 
 
+def test_scores_are_told_from_other_metrics_and_sorted() -> None:
+    names = ["maj@4", "pass@16", "pass@1/ci_low", "pass@k", "a@", "pass@1", "length"]
+    assert scores.sorted_scores(names) == ["pass@1", "pass@16", "maj@4"]
+
+
 def test_records_become_rows_with_their_interval_where_it_is_known() -> None:
-    frame = scores.scores_frame([record(0, 0.25), record(10, 0.5)], "pass@1", "a")
+    frame = scores.scores_frame([record(0, 0.25), record(10, 0.5)], "pass@1", "a", "step")
     assert frame[["x", "y", "low", "high"]].round(3).to_numpy().tolist() == [[0, 0.25, 0.15, 0.35], [10, 0.5, 0.4, 0.6]]
-    frame = scores.scores_frame([{"step": 1, "benchmark": "b", "scores": {"maj@4": "NaN"}}], "maj@4", "a")
+    unknown = {"step": 1, "benchmark": "b", "scores": {"maj@4": "NaN"}}
+    frame = scores.scores_frame([unknown], "maj@4", "a", "step")
     assert math.isnan(frame["y"][0])
     assert math.isnan(frame["low"][0])
+    (row,) = scores.score_table(frame, scores.published_scores({})).to_numpy().tolist()
+    assert row == ["b", "a", "–", "– to –", "1", "–", "1"]
     timed = [record(step, 0.5) | cost for step, cost in ((0, {"training_s": 0.0}), (5, {"training_s": 5400}), (9, {}))]
     assert scores.scores_frame(timed, "pass@1", "a", "time")[["x", "step"]].to_numpy().tolist() == [[0, 0], [1.5, 5]]
 
 
 def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> None:
-    frame = scores.scores_frame([record(0, 0.2), record(0, 0.9, "amc23")], "pass@1", "a")
+    frame = scores.scores_frame([record(0, 0.2), record(0, 0.9, "amc23")], "pass@1", "a", "step")
     published = scores.published_scores(PUBLISHED).query("model == 'M'")
-    chart = scores.benchmark_chart("gsm8k", frame, "pass@1", ["a", "b"], published)
+    chart = scores.benchmark_chart("gsm8k", frame, "pass@1", ["a", "b"], published, "step")
     assert chart.points["y"].tolist() == [0.2]
     assert chart.datasets["rules"]["label"].tolist() == ["GRPO 43.5%", "GXPO K=3 51.5%"]
     own = "a: pass@1 20.0% (10.0% to 30.0%) at step 0."
@@ -178,6 +186,6 @@ def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> N
 
 
 def test_the_table_gives_newest_and_best() -> None:
-    frame = scores.scores_frame([record(0, 0.2), record(10, 0.5), record(20, 0.4)], "pass@1", "a")
+    frame = scores.scores_frame([record(0, 0.2), record(10, 0.5), record(20, 0.4)], "pass@1", "a", "step")
     row = scores.score_table(frame, scores.published_scores(PUBLISHED).query("model == 'N'")).iloc[0]
     assert row.tolist()[2:] == ["40.0%", "30.0% to 50.0%", "20", "50.0%", "10", "78.7%"]

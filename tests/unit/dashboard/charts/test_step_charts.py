@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from gxpo_dashboard.charts import steps
+from gxpo_dashboard.charts.base import Chart
 from gxpo_dashboard.charts.steps import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import rules_of
-from gxpo_dashboard.view_models.series import Points
+from gxpo_dashboard.view_models.series import Points, Series
 from gxpo_trainer.config import RunConfig
 
 RULES = rules_of(RunConfig.model_json_schema())
@@ -150,20 +151,28 @@ GATE_SERIES = {
 }
 
 
+def z_chart(series: Series, x: str = "step", **gate: Any) -> Chart:
+    return steps.z_chart(series, x, gate, "#4477aa")
+
+
+def value_chart(series: Series) -> Chart:
+    return steps.value_chart(series, "step", "gradient norm", "#4477aa")
+
+
 def test_phases_change_at_the_step_that_fired_and_a_rearmed_gate_has_one_for_each_stretch() -> None:
-    assert steps.phases(GATE_SERIES).to_dict("records") == [{"x": 1.0, "x2": 3.0, "phase": LOOK_AHEAD}]
-    intervals = steps.phases({"gate/active": points(GATE_STEPS, [1, 0, 0, 1, 1])})
+    assert steps.phases(GATE_SERIES, "step").to_dict("records") == [{"x": 1.0, "x2": 3.0, "phase": LOOK_AHEAD}]
+    intervals = steps.phases({"gate/active": points(GATE_STEPS, [1, 0, 0, 1, 1])}, "step")
     assert intervals[["x", "x2"]].to_numpy().tolist() == [[1.0, 2.0], [4.0, 5.0]]
 
 
 def test_the_z_chart_marks_threshold_and_shutoff_and_both_limits_of_a_two_sided_gate() -> None:
-    chart = steps.z_chart(GATE_SERIES)
+    chart = z_chart(GATE_SERIES)
     assert chart.points[["x", "y"]].to_numpy().tolist() == [[2.0, 0.25], [3.0, 2.5]]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 2.0, "label": "τ = 2"}]
     assert chart.datasets["shutoff"].to_dict("records") == [{"x": 3.0, "label": "shut off at step 3"}]
     assert chart.summary == "The gate fired at step 3; τ is 2. The maximum z-score was 2.5."
     falling = {**GATE_SERIES, "gate/z": points([2, 3], [0.25, -2.5])}
-    chart = steps.z_chart(falling, settings={"two_sided": True})
+    chart = z_chart(falling, two_sided=True)
     assert chart.summary == "The gate fired at step 3; τ is ±2. The largest |z| was 2.5."
     # A gate that fired is drawn to that step: its label would lie on one at the right edge.
     (label,) = [
@@ -174,17 +183,17 @@ def test_the_z_chart_marks_threshold_and_shutoff_and_both_limits_of_a_two_sided_
 
 
 def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_steps() -> None:
-    chart = steps.z_chart({**GATE_SERIES, "gate/threshold": points([1], [math.inf]), "gate/shutoff_step": Points()})
+    chart = z_chart({**GATE_SERIES, "gate/threshold": points([1], [math.inf]), "gate/shutoff_step": Points()})
     assert chart.datasets["rules"].empty
     assert "never fires" in chart.summary
-    assert steps.z_chart({}).summary == "No steps yet."
-    chart = steps.z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
+    assert z_chart({}).summary == "No steps yet."
+    chart = z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
     assert chart.points.empty
     assert "warm-up" in chart.summary
 
 
 def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> None:
-    chart = steps.value_chart(GATE_SERIES)
+    chart = value_chart(GATE_SERIES)
     band = chart.datasets["band"]
     assert list(band["x"]) == [2.0, 3.0, 4.0, 5.0]
     assert list(band["low"]) == pytest.approx([0.4, 0.5, 0.5, 0.6])
@@ -195,7 +204,7 @@ def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
     # Three passes a step until the gate fires at step 3, one afterwards.
     passes = [3.0, 6.0, 9.0, 10.0, 11.0]
     series = {name: Points(p.steps, [passes[s - 1] for s in p.steps], p.y) for name, p in GATE_SERIES.items()}
-    chart = steps.z_chart(series, "backward_passes")
+    chart = z_chart(series, "backward_passes")
     assert list(chart.datasets["shutoff"]["x"]) == [9.0]
     assert list(chart.datasets["phases"]["x2"]) == [9.0]
     assert list(chart.points["x"]) == [6.0, 9.0]
@@ -204,6 +213,6 @@ def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
 def test_new_data_of_the_gate_does_not_change_its_specification() -> None:
     # The browser swaps data into the drawn chart and keeps its zoom only while the specification stays.
     short = {name: points(p.steps[:2], p.y[:2]) for name, p in GATE_SERIES.items()}
-    for make in (steps.z_chart, steps.value_chart):
+    for make in (z_chart, value_chart):
         assert json.dumps(make(short).spec) == json.dumps(make(GATE_SERIES).spec)
         assert make(short).alt == make(GATE_SERIES).alt

@@ -15,6 +15,7 @@ import gxpo_dashboard
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.rules import HUES, rules_of, shade
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import load_preset, preset_names
 
 SCHEMA = RunConfig.model_json_schema()
 
@@ -36,8 +37,58 @@ def leaves(value: object, path: str = "") -> set[str]:
 @pytest.mark.parametrize("rule", ["grpo", "sfpo", "gxpo"])
 def test_every_setting_of_a_config_can_be_asked_for_and_comes_back_unchanged(rule: str) -> None:
     assert set(settings(rule)) == leaves(config(rule))
-    for setting in settings(rule).values():
+    assert_unchanged(config(rule))
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_setting_of_a_preset_comes_back_unchanged(preset: str) -> None:
+    assert_unchanged(load_preset(preset).model_dump(mode="json"))
+
+
+def assert_unchanged(values: dict[str, object]) -> None:
+    for setting in forms.settings_of(SCHEMA, values):
         assert forms.parse(setting, forms.widget_value(setting, setting.value)) == setting.value, setting.path
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *(("evaluation.stop", stop) for stop in (["\n\n", "Q:"], ["Q:", "1"], ["</answer>, "], ["true", "inf", ";"])),
+        ("data.system_prompt", "Think.\n"),
+        ("data.template", "{problem}\n"),
+        ("evaluation.template", "Q: {problem}\nA: "),
+        ("data.split", ""),
+        ("name", '"Best" of three'),
+        ("data.levels", [3]),
+        ("placement.colocate", True),
+        ("rollout.enforce_eager", False),
+        ("model.gradient_checkpointing", True),
+    ],
+)
+def test_any_value_is_shown_on_one_line_that_means_it_and_comes_by_a_link(path: str, value: object) -> None:
+    setting = settings()[path]
+    shown = forms.widget_value(setting, value)
+    assert shown.isprintable(), "a browser takes line breaks out of a field"
+    assert forms.parse(setting, shown) == value
+    assert forms.of_link(forms.in_link({path: value}), settings()) == ({path: value}, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "typed", "value"),
+    [
+        ("evaluation.stop", "Q:, 1", ["Q:", "1"]),
+        ("evaluation.stop", '["\\n", "a, b"]', ["\n", "a, b"]),
+        ("data.levels", "3, 4", [3, 4]),
+        ("placement.colocate", "true", True),
+        ("placement.colocate", "auto", "auto"),
+        ("learner.token_budget", "4096", 4096),
+    ],
+)
+def test_what_is_typed_has_the_type_of_its_setting_and_is_shown_again(path: str, typed: str, value: object) -> None:
+    setting = settings()[path]
+    parsed = forms.parse(setting, typed)
+    assert (parsed, type(parsed)) == (value, type(value))
+    assert forms.widget_value(setting, parsed) == typed
 
 
 def test_empty_means_none_only_where_it_may_and_what_is_no_value_is_named() -> None:
@@ -46,13 +97,17 @@ def test_empty_means_none_only_where_it_may_and_what_is_no_value_is_named() -> N
         forms.parse(settings()["learner.rule.k"], "")
     with pytest.raises(forms.BadValue, match=r"learner\.rule\.k = 'five' is not an integer"):
         forms.parse(settings()["learner.rule.k"], "five")
+    for path, typed in {"name": '"a" and b', "evaluation.stop": '["a"', "verifier.rewards": "[" * 100_000}.items():
+        with pytest.raises(forms.BadValue, match=path):
+            forms.parse(settings()[path], typed)
 
 
 def test_infinity_can_be_sent() -> None:
-    value = forms.parse(settings()["learner.rule.gate.threshold"], "inf")
-    body = forms.changed(config(), {"learner.rule.gate.threshold": value})
+    typed = {"learner.rule.gate.threshold": "inf", "learner.rule.ratio_clip": "[0.5, Infinity]"}
+    body = forms.changed(config(), {path: forms.parse(settings()[path], text) for path, text in typed.items()})
     sent = json.loads(json.dumps(body, allow_nan=False))
-    assert RunConfig.model_validate(sent).learner.rule.gate.threshold == math.inf
+    rule = RunConfig.model_validate(sent).learner.rule
+    assert (rule.gate.threshold, sent["learner"]["rule"]["ratio_clip"]) == (math.inf, [0.5, "Infinity"])
 
 
 def test_a_link_has_the_changed_settings() -> None:
@@ -101,6 +156,10 @@ def test_several_values_of_a_number_are_an_axis_of_a_sweep() -> None:
     assert forms.parse(by_path["seed"], "3,") == 3
     for typed in ("0, one", ","):
         with pytest.raises(forms.BadValue, match=f"seed = '{typed}' is not an integer"):
+            forms.parse(by_path["seed"], typed)
+    assert forms.parse(by_path["seed"], "0,1000, 100") == [0, 1000, 100]
+    for typed in ("1,000", "5, 10,000", "100,200,300"):
+        with pytest.raises(forms.BadValue, match=f"seed = '{typed}': write 1000 for a thousand, and several"):
             forms.parse(by_path["seed"], typed)
     changes = {"learner.rule.k": [3, 5], "learner.rule.alpha": 0.5, "evaluation.benchmarks": ["gsm8k", "math500"]}
     assert forms.axes(changes, by_path) == {"learner.rule.k": [3, 5]}, "a list is one value of its setting"

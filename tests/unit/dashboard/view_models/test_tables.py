@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from gxpo_dashboard import labels
 from gxpo_dashboard.charts.base import Chart
@@ -85,6 +86,19 @@ def test_the_verdict_of_a_plan_names_the_devices_or_the_setting_and_its_rows_mar
     ]
 
 
+def test_the_time_of_a_sweep_is_that_of_its_runs_whichever_is_the_base() -> None:
+    rules = [("GRPO", False, 40, 0.25), ("GXPO K=5", True, 120, 0.5)]
+    columns = ("label", "own", "backward_passes", "hours")
+    plan = {"rules": [dict(zip(columns, rule, strict=True)) for rule in rules]}
+    passes = {"GXPO K=5": 240, "GRPO": 80, "GXPO K=3": 120}
+    planned = [{"rule_label": label, "backward_passes": number} for label, number in passes.items()]
+    words = "3 settings × 1 seed = 3 runs, about 2 h 0 min one after another"
+    assert tables.sweep_words(planned, 1, plan) == tables.sweep_words(planned[::-1], 1, plan) == words
+    by_hours = [run | {"backward_passes": None} for run in planned[:2]]
+    assert tables.sweep_words(by_hours, 2, plan) == "1 setting × 2 seeds = 2 runs, about 45 min 0 s one after another"
+    assert tables.sweep_words(planned, 3, None) == "1 setting × 3 seeds = 3 runs"
+
+
 def test_facts_say_how_it_ended_and_where_the_reward_came_from() -> None:
     policy, rewarded = ({"speaker": "policy", "reward": reward} for reward in (None, 0.0))
     facts = {
@@ -135,6 +149,20 @@ def test_markdown_is_escaped(text: str) -> None:
     assert escaped.replace("\\", "").replace("\u2060", "") == text
 
 
+def _without_points() -> None:  # run as a script without this module's imports
+    import pandas as pd
+
+    from gxpo_dashboard.charts.base import Chart
+    from gxpo_dashboard.widgets import chart
+
+    chart(Chart("key", "Title", {}, {"points": pd.DataFrame()}, "alt", "Shut off: **b** not yet."), "scope")
+
+
+def test_the_summary_of_a_chart_without_points_is_escaped() -> None:
+    page = AppTest.from_function(_without_points).run(timeout=60)
+    assert [caption.value for caption in page.caption] == [labels.plain("Shut off: **b** not yet.")]
+
+
 def test_addresses_do_not_become_links() -> None:
     for text in ("http://x.org", "see www.x.org", "mail a@b.org"):
         escaped = labels.plain(text).replace("\\", "")
@@ -150,12 +178,18 @@ def test_formulas_are_set_and_everything_else_stays_text() -> None:
     assert labels.with_formulas("from $5 to $6, not $ 7 $") is None
     assert labels.with_formulas(r"$\href{javascript:alert(1)}{x}$") is None
     assert labels.with_formulas("$`x`$") is None
+    assert labels.with_formulas(r"open \( and \[ then \(x\)") == r"open \\\( and \\\[ then $x$"
+    assert labels.with_formulas(r"\[a \\[2pt] b\]") == r"$a \\[2pt] b$"
 
 
 def test_words_that_differ_have_a_background_and_all_text_is_escaped() -> None:
     assert labels.differing("12*7 = 84", "12+7 = 84") == r"12:orange-background[\*]7 \= 84"
     assert labels.differing("one two\nthree four", "one\nthree four") == "one :orange-background[two]  \nthree four"
     assert labels.differing("same", "same") == "same"
+    long = " ".join(f"word{number}" for number in range(2000))
+    assert labels.differing(f"{long} 4 {long}", f"{long} 5 {long}") == f"{long} :orange-background[4] {long}"
+    # Comparing these would take minutes.
+    assert labels.differing("so " * 400 + "4\n\\*", "the so " * 200) == "so " * 400 + "4  \n" + r"\\\*"
 
 
 def test_every_state_and_reason_has_words() -> None:
@@ -170,6 +204,10 @@ def test_names_that_repeat_are_told_apart() -> None:
     }  # fmt: skip
     assert list(labels.unique_labels(views).values()) == [
         "a (seed 0)", "a (seed 1)", "b", "c (000004)", "c (000005)"
+    ]  # fmt: skip
+    views["r000003"]["name"] = "a (seed 1)"
+    assert list(labels.unique_labels(views).values()) == [
+        "a (000001)", "a (000002)", "a (seed 1) (000003)", "c (000004)", "c (000005)"
     ]  # fmt: skip
 
 
