@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from gxpo_services.local.ray_head import RayHead as ProductHead, free_port
+from gxpo_trainer.config.base import STOP_WAIT_S
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 START_ATTEMPTS = 3
@@ -149,7 +150,7 @@ class RayHead:
 
     def start(self) -> None:
         """Returns when jobs can be submitted. Raises RuntimeError with its log when that takes too long."""
-        child = self._head.child()
+        child = self._head.child(STOP_WAIT_S)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         with (self.home / "ray.log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -109,10 +109,10 @@ def make_folder(folder: Path, option: str = "--out") -> None:
 def check_output(file: Path, option: str = "--out") -> None:
     """Raise ConfigError now for a file that cannot be written later. An existing one keeps its content."""
     make_folder(file.parent, option)
-    part = file.with_name(f"{file.name}.part")
     try:
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        part = file.with_name(f"{file.name}.part")
         part.touch()
         part.unlink()
     except OSError as error:

@@ -11,13 +11,15 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.exc import OperationalError, TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from gxpo_services.db.database import ServerSilent
+from gxpo_services.db.database import UNAVAILABLE, ServerSilent
+from gxpo_services.logging import get_logger
 
 MEDIA_TYPE = "application/problem+json"
+_log = get_logger(__name__)
 PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
 
 
@@ -181,14 +183,16 @@ def install(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
         return problem_response(kind, str(error.detail), headers=headers)
 
-    @app.exception_handler(PoolTimeout)
-    @app.exception_handler(OperationalError)
-    def _database(_: Request, error: PoolTimeout | OperationalError) -> JSONResponse:
+    def _database(_: Request, error: PoolTimeout | DBAPIError) -> JSONResponse:
         if isinstance(error, PoolTimeout):
             return problem_response(Unavailable, "every database connection is in use; retry")
         # The statement and its values go to the log, not to the client.
+        _log.warning("the database is unavailable", error=str(error))
         reason = error.orig if isinstance(error.orig, ServerSilent) else type(error.orig).__name__
         return problem_response(Unavailable, f"the database is unavailable: {reason}")
+
+    for kind in (PoolTimeout, *UNAVAILABLE):
+        app.exception_handler(kind)(_database)
 
     @app.get(PROBLEMS, include_in_schema=False)
     async def problems() -> HTMLResponse:

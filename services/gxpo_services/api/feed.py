@@ -211,7 +211,7 @@ class ChangeFeed:
             stream.deleted += [before[number].id for number in deleted]
             for number in deleted:
                 stream.changed.pop(number, None)
-            if stream.numbers is not None:
+            if stream.numbers is not None and len(new) < EVENTS_AT_ONCE:  # else the last events of its runs may follow
                 stream.is_over = all(number not in marks or marks[number].has_ended for number in stream.numbers)
             followed = marks if stream.numbers is None else stream.numbers
             events = [row.number for row in new if row.run_number in followed]

@@ -80,7 +80,7 @@ class TokenUses:
     """Times of the last requests of tokens since the last write. Thread-safe: operations on a dict are atomic."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+        self._clock, self._errors = clock, ErrorLog()
         self._noted: dict[str, float] = {}
 
     def note(self, token_id: str) -> None:
@@ -90,14 +90,13 @@ class TokenUses:
         noted, self._noted = self._noted, {}
         if not noted:
             return
-        with database.writing() as session:
+        # The times are not worth the service, or its orderly end.
+        with self._errors.once("tokens", "cannot write the last uses of tokens"), database.writing() as session:
             for token_id, at in sorted(noted.items()):
                 session.execute(update(AccessToken).where(AccessToken.id == token_id).values(last_used_at=at))
 
     async def keep_writing(self, database: Database) -> None:
         """Write every FLUSH_S seconds until cancelled; an unavailable database is tried again."""
-        errors = ErrorLog()
         while True:
             await anyio.sleep(FLUSH_S)
-            with errors.once("tokens", "cannot write the last uses of tokens"):  # they are not worth the service
-                await run_sync(self.write, database)
+            await run_sync(self.write, database)

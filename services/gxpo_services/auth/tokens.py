@@ -129,7 +129,9 @@ def revoke_token(token_id: str, principal: Admin, session: WriteSession) -> Toke
         now = time.time()
         valid = or_(AccessToken.expires_at.is_(None), AccessToken.expires_at > now)
         admins = select(AccessToken.id).where(AccessToken.role == "admin", AccessToken.revoked_at.is_(None), valid)
-        if session.scalars(admins.limit(2)).all() == [token_id]:
+        # Locked, or two who revoke each other at once would each see the other one.
+        admins = admins.order_by(AccessToken.id).with_for_update()
+        if row.role == "admin" and session.scalars(admins).all() == [token_id]:
             raise Conflict("this is the last admin token; create another one first")
         row.revoked_at = now
         events.record(session, None, principal.actor, "token_revoked", f"token {row.name!r} was revoked", token=row.id)
@@ -141,7 +143,7 @@ def prepare_local(settings: ServiceSettings) -> None:
     make_home(settings)
     upgrade(settings.url)
     file = settings.local_token_file
-    with closing(Database(settings.url)) as database, database.writing() as session:
+    with closing(Database(settings.url, settings.database_timeout_s)) as database, database.writing() as session:
         if not file.exists() or find_by_secret(session, file.read_text(encoding="utf-8").strip()) is None:
             made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
             replace_file(file, made.token + "\n")

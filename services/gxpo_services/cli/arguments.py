@@ -14,6 +14,8 @@ from typing import Any
 from gxpo_client.formats import comma_separated
 from gxpo_services.run_states import RunState
 
+_MOST_SEEDS = 100
+"""As the service accepts (sweeps/grid.py)."""
 Subparsers = Any  # argparse._SubParsersAction, which has no public name
 _SET: Any = {"metavar": "A.B=C", "action": "append", "default": [], "help": "override a setting; repeatable"}
 _NO_DASHBOARD: Any = {"action": "store_true", "help": "do not start the dashboard"}
@@ -132,7 +134,8 @@ def register(subparsers: Subparsers) -> None:
     parser = _process(subparsers, "up", "up:up", "start API, scheduler, Ray and dashboard on this machine")
     parser.add_argument("--home", metavar="DIR", type=Path, help="for database, runs and token; default ./gxpo-home")
     parser.add_argument("--port", metavar="N", type=int, help="port of the API; default 8000 or the next free one")
-    parser.add_argument("--dashboard-port", metavar="N", type=int, default=8501, help="default 8501 or the next free")
+    free = "default 8501 or the next free"
+    parser.add_argument("--dashboard-port", metavar="N", type=_up_to(65535), default=8501, help=free)
     parser.add_argument("--no-dashboard", **_NO_DASHBOARD)
 
     parser = _process(subparsers, "demo", "demo:demo", "train with several rules on an embedded task, at equal passes")
@@ -140,7 +143,8 @@ def register(subparsers: Subparsers) -> None:
     words = "default word_problems, whose policy guesses too often; that of arithmetic_skill miscalculates"
     parser.add_argument("--task", choices=tasks, default=tasks[0], help=words)
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
-    parser.add_argument("--passes", metavar="N", type=int, help="a run's passes; default 30, arithmetic_skill 60")
+    words = "a run's passes; default 30, arithmetic_skill 60"
+    parser.add_argument("--passes", metavar="N", type=_up_to(10**6), help=words)
     parser.add_argument("--no-dashboard", **_NO_DASHBOARD)
 
     settings = "settings from GXPO_… (docs/service.md)"
@@ -222,5 +226,17 @@ def _whole_numbers(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise argparse.ArgumentTypeError(f"{text}: must be integers such as 0,1,2 or 0-4")
-        numbers += range(int(first), int(last if dash else first) + 1)
+        begin, end = int(first), int(last if dash else first)
+        if end - begin >= _MOST_SEEDS:
+            raise argparse.ArgumentTypeError(f"{text}: must be at most {_MOST_SEEDS} seeds")
+        numbers += range(begin, end + 1)
     return numbers
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1 to {most}")
+        return int(text)
+
+    return parse

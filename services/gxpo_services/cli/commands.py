@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from gxpo_client.client import Client, Json
 from gxpo_client.errors import ServiceError, ServiceUnavailable
@@ -18,6 +18,7 @@ from gxpo_services.cli.common import confirm, message_of, one_line, output, plai
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.errors import ConfigError
 
+T = TypeVar("T")
 _LAST_EVENTS = 12
 
 
@@ -91,6 +92,8 @@ def export(args: argparse.Namespace, client: Client) -> None:
     ids = resolve(client, args.runs)
     parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
     target = args.out
+    if target.is_dir():
+        raise ConfigError(f"cannot write --out {target}: it is a folder; name a file in it")
     part = target.with_name(f"{target.name}.part")
     with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (_, pieces):
         try:
@@ -102,7 +105,8 @@ def export(args: argparse.Namespace, client: Client) -> None:
         except OSError as error:
             raise ConfigError(f"cannot write --out {target}: {error.strerror}") from None
         finally:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
     output(args, {"file": str(target), "bytes": size}, str(target))
 
 
@@ -121,16 +125,16 @@ def edit(args: argparse.Namespace, client: Client) -> None:
     output(args, [run], f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
 
 
-def delete(args: argparse.Namespace, client: Client) -> None:
+def delete(args: argparse.Namespace, client: Client) -> int:
     ids = resolve(client, args.runs)
     names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
     confirm(f"Delete {number_of(len(ids), 'run')} with metrics, samples and checkpoints: {names}?", args.yes, "deleted")
-    for run_id in ids:
+
+    def delete_one(run_id: str) -> str:
         client.request("DELETE", "/runs", run_id)
-        if not args.json:
-            print(f"{run_id} deleted")
-    if args.json:
-        output(args, ids)
+        return run_id
+
+    return _each(ids, delete_one, "{} deleted".format, args)
 
 
 def cancel(args: argparse.Namespace, client: Client) -> int:
@@ -147,15 +151,19 @@ def cancel(args: argparse.Namespace, client: Client) -> int:
 
 
 def _act(action: str, line: Callable[[Json], str], args: argparse.Namespace, client: Client) -> int:
-    """Apply an action to every run; failures are reported and do not stop the others."""
+    return _each(resolve(client, args.runs), lambda run_id: client.act(run_id, action), line, args)
+
+
+def _each(ids: Iterable[str], act: Callable[[str], T], line: Callable[[T], str], args: argparse.Namespace) -> int:
+    """Act on each of these, and print what was done; failures are reported and do not stop the others."""
     done, refused = [], 0
-    for run_id in resolve(client, args.runs):
+    for one in ids:
         try:
-            done.append(client.act(run_id, action))
+            done.append(act(one))
         except ServiceError as error:
             if error.status is None:
                 raise
-            say(f"gxpo: {run_id}: {message_of(error)}")
+            say(f"gxpo: {one}: {message_of(error)}")
             refused += 1
     output(args, done, "\n".join(map(line, done)))
     return 1 if refused else 0
@@ -209,6 +217,8 @@ def list_tokens(args: argparse.Namespace, client: Client) -> None:
     tables.SCREEN.print(tables.table(header, rows, left=8))
 
 
-def revoke(args: argparse.Namespace, client: Client) -> None:
-    tokens = [client.send("DELETE", "/tokens", token) for token in args.tokens]
-    output(args, tokens, "\n".join(f"{token['id']} ({one_line(token['name'])}) is revoked" for token in tokens))
+def revoke(args: argparse.Namespace, client: Client) -> int:
+    def line(token: Json) -> str:
+        return f"{token['id']} ({one_line(token['name'])}) is revoked"
+
+    return _each(args.tokens, lambda token: client.send("DELETE", "/tokens", token), line, args)

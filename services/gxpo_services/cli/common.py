@@ -88,10 +88,12 @@ def _of_database(error: Exception) -> ConfigError | None:
     """The error of a command that works on the database itself; None for any other."""
     # Imported here: the commands that only send requests start without them.
     from pydantic import ValidationError
-    from sqlalchemy.exc import ArgumentError, OperationalError
+    from sqlalchemy.exc import ArgumentError, DatabaseError
 
-    if isinstance(error, OperationalError):
+    if isinstance(error, DatabaseError):
         reason = one_line(str(error.orig))
+        if type(error) is DatabaseError:  # of SQLite, when the file is none of its own
+            return ConfigError(f"the database is damaged ({reason}); `gxpo restore` replaces it by a back-up")
         return ConfigError(f"cannot use the database ({reason}); check GXPO_DATABASE_URL and its server")
     if isinstance(error, ArgumentError):
         return ConfigError(f"GXPO_DATABASE_URL: {error}")

@@ -24,6 +24,8 @@ from gxpo_trainer.errors import ConfigError
 
 _PAUSE_EVERY_S = 1.0
 _RETRY_S = 1.0
+_RUNS_AT_ONCE = 500
+"""Runs that one stream takes."""
 _QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
 """Events that the run's own line already shows."""
 
@@ -47,8 +49,12 @@ def follow(
     """Follow runs by the service's event stream until all have ended; returns their final views in the order of `ids`.
 
     pause: called every second or two, to wait or to raise what should end the waiting. While the service is
-    unavailable, each attempt continues after the last event that was received.
+    unavailable, each attempt continues after the last event that was received. Of more than one stream takes, those
+    that come first are followed first.
     """
+    if len(ids) > _RUNS_AT_ONCE:
+        parts = ids[:_RUNS_AT_ONCE], ids[_RUNS_AT_ONCE:]
+        return [run for part in parts for run in follow(client, part, display, pause=pause)]
     seen: dict[str, Json] = {}
     newest = 0
     is_away = False

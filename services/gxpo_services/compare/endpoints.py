@@ -24,6 +24,7 @@ from gxpo_services.compare.export import MEDIA_TYPES, export
 from gxpo_services.compare.loading import select_runs, split_ids
 from gxpo_services.compare.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
 from gxpo_services.db.database import Database
+from gxpo_services.settings import ServiceSettings
 
 router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 404, 422, 503))
 
@@ -43,19 +44,20 @@ Result = TypeVar("Result")
 _database = cache(Database)  # of the process that compares
 
 
-async def in_worker(function: Callable[..., Result], database_url: str, *arguments: Any) -> Result:
+async def in_worker(function: Callable[..., Result], settings: ServiceSettings, *arguments: Any) -> Result:
     """Result or exception of a function of a session and the arguments, from the other process.
 
     Raises Unavailable when that is killed meanwhile.
     """
+    database = settings.url, settings.database_timeout_s
     try:
-        return await to_process.run_sync(_with_session, function, database_url, *arguments, cancellable=True)
+        return await to_process.run_sync(_with_session, function, database, *arguments, cancellable=True)
     except BrokenWorkerProcess as error:
         raise Unavailable("the process that compares runs was killed, perhaps for its memory; retry") from error
 
 
-def _with_session(function: Callable[..., Result], database_url: str, *arguments: Any) -> Result:
-    with _database(database_url).reading() as session:
+def _with_session(function: Callable[..., Result], database: tuple[str, float], *arguments: Any) -> Result:
+    with _database(*database).reading() as session:
         return function(session, *arguments)
 
 
@@ -78,7 +80,7 @@ async def compare_runs(
     budgets; confidence intervals over seeds and over problems; differing conditions; and what the evidence supports.
     A run without evaluations is listed in `left_out` with the reason.
     """
-    body = await in_worker(service.compare_as_json, settings.url, query)
+    body = await in_worker(service.compare_as_json, settings, query)
     headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
     if if_none_match == headers["ETag"]:
         return Response(status_code=304, headers=headers)
@@ -95,7 +97,7 @@ async def group_heat_map(
     group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, settings: Settings
 ) -> HeatMapView:
     """The mean over seeds for each combination of two varied settings."""
-    return await in_worker(service.group_heat_map, settings.url, group_id, query)
+    return await in_worker(service.group_heat_map, settings, group_id, query)
 
 
 @router.get(

@@ -99,7 +99,8 @@ def _metrics(database: Database, runs: Sequence[Run], _: Format) -> Iterator[lis
             names = metrics.names_of(session, run.number)
         for begin in range(0, len(names), _METRICS_AT_ONCE):
             with database.reading() as session:
-                yield _points(session, run, names[begin : begin + _METRICS_AT_ONCE])
+                points = _points(session, run, names[begin : begin + _METRICS_AT_ONCE])
+            yield points
 
 
 def _points(session: Session, run: Run, names: Sequence[str]) -> list[Row]:

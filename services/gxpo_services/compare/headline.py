@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_client.formats import figure, percent
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, find
-from gxpo_services.api.errors import responses
+from gxpo_services.api.errors import NotFound, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs import metrics
@@ -136,7 +136,9 @@ def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView
     """State, gate, last and best evaluation, and the difference at equal backward passes to the baseline that its group
     has for its seed, if any."""
     run = find(session, Run, run_id)
-    (view,) = service.views(session, [run.number])
+    views = service.views(session, [run.number])
+    if not views:
+        raise NotFound(f"there is no run {run_id}")
     holders: dict[str, str] = {}
     if run.state == RunState.QUEUED:
         executing = select(Run.id, Run.name).where(Run.state.in_(sorted(EXECUTING))).order_by(Run.number.desc())
@@ -150,7 +152,7 @@ def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView
     evaluated = {other: (label, curves[number]) for number, other, label in baselines if number in curves}
     difference, other = comparison_sentence(own, evaluated)
     return HeadlineView.of(
-        ("state", state_sentence(view, list(holders.values())), list(holders)),
+        ("state", state_sentence(views[0], list(holders.values())), list(holders)),
         ("gate", gate_sentence(run.config["learner"]["rule"], last, ended), []),
         ("evaluation", evaluation_sentence(own, last, ended), []),
         ("comparison", difference, [run.id, other]),

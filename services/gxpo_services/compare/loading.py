@@ -21,7 +21,7 @@ from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 
 
-def series_of(session: Session, run_numbers: Sequence[int], names: Collection[str]) -> dict[int, Series]:
+def series_of(session: Session, run_numbers: Sequence[int], names: Collection[str]) -> Mapping[int, Series]:
     """The named metrics of each run as arrays, from the effective history."""
     series: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {number: {} for number in run_numbers}
     by_number = {number: name for name, number in metrics.find_numbers(session, names).items()}
@@ -29,7 +29,7 @@ def series_of(session: Session, run_numbers: Sequence[int], names: Collection[st
     for (run, name), records in metrics.histories(session, list(by_number), firsts).items():
         steps, values = records["step"].astype(np.float64), records["value"].astype(np.float64)
         series[run][by_number[name]] = (steps, values)
-    return dict(series)
+    return series
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -20,10 +20,11 @@ from psycopg.abc import PQGen
 from psycopg.pq import Format
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-UNAVAILABLE = (OperationalError, InterfaceError)
+UNAVAILABLE = (OperationalError, InterfaceError, InternalError)
+"""InternalError: of a server that only reads, as after a failover, or that ended an idle transaction."""
 INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 """`INSERT … ON CONFLICT` of each database; both spell it alike."""
 # LIFO: the connection used last has warm pages and prepared statements.
@@ -115,7 +116,8 @@ def make_engine(url: str, server: Server | None = None, **options: Any) -> Engin
     parsed, options = make_url(url), _POOL | options
     if parsed.get_backend_name() == "sqlite":
         if parsed.database and parsed.database != ":memory:":
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # SQLite says so itself
+                Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         engine = create_engine(url, **options, connect_args={"timeout": 30, "check_same_thread": False})
 
         @event.listens_for(engine, "connect")

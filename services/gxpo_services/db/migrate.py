@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
@@ -52,7 +52,11 @@ def newest_revision() -> str:
 
 
 def revision_at(url: str) -> str | None:
-    """The schema revision of the database at `url`, read over a connection of its own; None when it is empty."""
+    """The schema revision of the database at `url`, read over a connection of its own; None when it is empty or not
+    made yet."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
+        return None  # a connection would make the file
     engine = make_engine(url)
     try:
         with engine.connect() as connection:
@@ -82,6 +86,8 @@ def back_up(url: str, target: Path) -> int:
     The copy is consistent and replaces `target` only when it is complete and on disk. Raises ConfigError, DataError.
     """
     source = _file_of(url)
+    if target.is_dir():
+        raise ConfigError(f"cannot write the back-up {target}: it is a folder; name a file in it")
     part = target.with_name(target.name + ".part")
     try:
         part.unlink(missing_ok=True)
@@ -100,14 +106,16 @@ def back_up(url: str, target: Path) -> int:
     except sqlite3.Error as error:
         raise DataError(f"cannot back up {source}: {error}") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
-def restore(url: str, backup: Path) -> None:
+def restore(url: str, backup: Path) -> Path | None:
     """Replace the database of a stopped service by a back-up, and migrate it to this version's schema.
 
-    Raises ConfigError when a process uses the database; DataError when the back-up is not one of a service, or was made
-    by a newer version.
+    One too damaged to be overwritten is moved aside, in place of an earlier one; returns where, else None. Raises
+    ConfigError when a process uses the database or it cannot be written; DataError when the back-up is not one of a
+    service, or was made by a newer version.
     """
     target = _file_of(url, must_exist=False)
     revision, newest = _check(backup), newest_revision()
@@ -116,16 +124,35 @@ def restore(url: str, backup: Path) -> None:
             f"{backup} was made by a newer version of gxpo: its schema is {revision}, this version's {newest}; "
             "upgrade gxpo first"
         )
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    damaged = None
     try:
-        with closing(sqlite3.connect(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
-            # Only the last connection can end the WAL mode: nobody else uses the database.
-            database.execute("PRAGMA journal_mode=DELETE")
-            copy.backup(database)
-    except sqlite3.OperationalError as error:
-        raise ConfigError(f"{target} is in use ({error}); stop the service first") from None
-    target.chmod(0o600)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            _overwrite(target, backup)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            damaged = target.with_name(f"{target.name}.damaged")
+            for suffix in ("", "-wal", "-shm"):  # SQLite would apply the latter to the new file
+                with suppress(FileNotFoundError):
+                    Path(f"{target}{suffix}").replace(f"{damaged}{suffix}")
+            _overwrite(target, backup)
+        target.chmod(0o600)
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            raise ConfigError(f"{target} is in use ({error}); stop the service first") from None
+        raise ConfigError(f"cannot write {target}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
     upgrade(url)
+    return damaged
+
+
+def _overwrite(target: Path, backup: Path) -> None:
+    with closing(sqlite3.connect(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
+        # Only the last connection can end the WAL mode: nobody else uses the database.
+        database.execute("PRAGMA journal_mode=DELETE")
+        copy.backup(database)
 
 
 def _file_of(url: str, *, must_exist: bool = True) -> Path:

@@ -26,6 +26,10 @@ NullableJson = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "p
 Number = BigInteger().with_variant(Integer(), "sqlite")
 """Row numbers; SQLite auto-increments only INTEGER columns."""
 
+_NUMBERED_ONCE = {"sqlite_autoincrement": True}
+"""By default SQLite gives the number of the last row again once that is deleted, and who knows the deleted run by its
+number, such as a stream or an export, would take another for it. PostgreSQL never does."""
+
 
 class Base(DeclarativeBase):
     """Base of all tables."""
@@ -111,6 +115,7 @@ class Group(Base):
     """Runs that belong together, such as a sweep."""
 
     __tablename__ = "groups"
+    __table_args__ = _NUMBERED_ONCE
 
     number: Mapped[int] = mapped_column(Number, primary_key=True)
     id: Mapped[str] = mapped_column(String(32), unique=True)
@@ -217,6 +222,7 @@ class Run(Base):
         Index("ix_runs_score", "archived", "score", "number"),
         Index("ix_runs_score_best", "archived", "score_best", "number"),
         Index("ix_runs_queue", "state", "priority", "queued_at", "number"),
+        _NUMBERED_ONCE,
     )
 
 

@@ -65,6 +65,8 @@ def migrate(args: argparse.Namespace) -> int:
         current = databases.revision_at(settings.url) == databases.newest_revision()
         print(f"{'at' if current else 'not at'} revision {databases.newest_revision()}")
         return 0 if current else 1
+    if settings.database_url is None:
+        make_home(settings)
     databases.upgrade(settings.url)
     print(f"at revision {databases.newest_revision()}")
     return 0
@@ -78,5 +80,5 @@ def backup(args: argparse.Namespace) -> None:
 def restore(args: argparse.Namespace) -> None:
     settings = read_settings(home=args.home)
     confirm(f"Replace the database of {settings.home} by {args.file}?", args.yes, "restored")
-    databases.restore(settings.url, args.file)
-    print(f"restored {args.file}")
+    damaged = databases.restore(settings.url, args.file)
+    print(f"restored {args.file}" + (f"; the damaged database is now {damaged}" if damaged else ""))

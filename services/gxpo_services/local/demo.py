@@ -102,7 +102,7 @@ def free_folder(wanted: Path) -> Path:
     candidate, number = wanted, 1
     while candidate.exists() and (not candidate.is_dir() or any(candidate.iterdir())):
         number += 1
-        candidate = wanted.with_name(f"{wanted.name}-{number}")
+        candidate = Path(f"{wanted.resolve()}-{number}")  # `.` and `/` have no name
     return candidate
 
 

@@ -17,7 +17,6 @@ import httpx
 
 from gxpo_services.auth.tokens import replace_file
 from gxpo_services.local.supervisor import Child
-from gxpo_trainer.config.base import STOP_WAIT_S
 from gxpo_trainer.errors import ConfigError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
@@ -38,7 +37,7 @@ def free_port(wanted: int | None = None) -> int:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
     for port in range(wanted, min(wanted + _TRIES, 65536)):
-        with socket.socket() as probe, suppress(OSError, OverflowError):
+        with socket.socket() as probe, suppress(OSError):
             # As servers do, to reuse a port in TIME_WAIT.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
@@ -63,7 +62,7 @@ class RayHead:
         self._gcs_port, self._dashboard_port = free_port(), free_port()
         self.address = f"http://127.0.0.1:{self._dashboard_port}"
 
-    def child(self, stop_wait_s: int = STOP_WAIT_S) -> Child:
+    def child(self, stop_wait_s: int) -> Child:
         """The head as a foreground process that stops its own children, trainers first.
 
         stop_wait_s: time that they have for a checkpoint.

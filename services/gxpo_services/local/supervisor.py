@@ -17,7 +17,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,6 +98,8 @@ class Supervisor:
         self._state_file, self._log_dir, self._say, self._until = state_file, log_dir, say, until
         self._about = about or {}
         self._children: list[Child] = []
+        self._is_recorded = False
+        self._said: set[str] = set()
         self._adopts = False
         self._reaped_at = time.monotonic()
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -124,23 +126,14 @@ class Supervisor:
 
     def check(self) -> None:
         """Restart children that are dead, do not answer, or are not ready within `start_s` of a restart, with back-off;
-        rotate their logs."""
+        rotate their logs. What the disk or the system refuses is tried again: it must not end the rest."""
         now = time.monotonic()
         for child in self._children:
-            code = child.process.poll()
-            if code is not None and child.restart_at is None:
-                child.deaths = 1 if now - child.begun > STEADY_S else child.deaths + 1
-                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (child.deaths - 1))
-                child.restart_at = now + pause
-                how = f"code {code}" if code >= 0 else f"signal {-code}"
-                self._say(f"{child.name}: ended with {how}; restarting in {pause:g} s")
-            if child.restart_at is not None and now >= child.restart_at:
-                self._spawn(child)
-                child.restart_at, child.ready_by = None, now + child.start_s
+            with self._tolerated(child.name):
+                self._check(child, now)
+        if not self._is_recorded:
+            with self._tolerated("state"):
                 self._record()
-            elif code is None and (child.ready_by is not None or now - child.probed_at >= PROBE_EVERY_S):
-                self._probe(child, now)
-            self._rotate(child)
         if self._adopts and now - self._reaped_at > _REAP_EVERY_S:
             self._reaped_at = now
             self._reap()
@@ -162,6 +155,32 @@ class Supervisor:
             self._reap()
         self._children = []
         self._state_file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _tolerated(self, what: str) -> Iterator[None]:
+        """Say each error of the disk or the system once, and suppress it."""
+        try:
+            yield
+        except OSError as error:
+            text = f"{what}: {error}"
+            if text not in self._said:
+                self._said.add(text)
+                self._say(text)
+
+    def _check(self, child: Child, now: float) -> None:
+        code = child.process.poll()
+        if code is not None and child.restart_at is None:
+            child.deaths = 1 if now - child.begun > STEADY_S else child.deaths + 1
+            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (child.deaths - 1))
+            child.restart_at = now + pause
+            how = f"code {code}" if code >= 0 else f"signal {-code}"
+            self._say(f"{child.name}: ended with {how}; restarting in {pause:g} s")
+        if child.restart_at is not None and now >= child.restart_at:
+            self._spawn(child)
+            child.restart_at, child.ready_by = None, now + child.start_s
+        elif code is None and (child.ready_by is not None or now - child.probed_at >= PROBE_EVERY_S):
+            self._probe(child, now)
+        self._rotate(child)
 
     def _family(self) -> list[psutil.Process]:
         """All descendants of the children, and adopted orphans."""
@@ -185,6 +204,7 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=_END_WITH_PARENT,
             )
+        self._is_recorded = False
 
     def _wait(self, child: Child) -> None:
         give_up = time.monotonic() + child.start_s
@@ -241,6 +261,7 @@ class Supervisor:
 
         processes = [{"name": child.name, **of(child.process.pid)} for child in self._children]
         write_json(self._state_file, {**self._about, **of(os.getpid()), "processes": processes})
+        self._is_recorded = True
 
     def _reap(self) -> None:
         own = {child.process.pid for child in self._children}

@@ -71,8 +71,10 @@ class Stack:
             self._start()
         except Timeout:
             raise GxpoError(f"{self.home} is in use by another `gxpo up`; use it or choose another --home") from None
-        except BaseException:
+        except BaseException as error:
             self.__exit__()
+            if isinstance(error, OSError):
+                raise GxpoError(f"cannot start in {self.home}: {error}") from error
             raise
         return self
 

@@ -4,19 +4,18 @@ A later attempt replaces the steps from its first one on."""
 
 from __future__ import annotations
 
-import re
+import statistics
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
-from sqlalchemy import ColumnElement, case, delete, exists, func, insert, or_, select
+from sqlalchemy import ColumnElement, delete, exists, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, Viewer, run_number, run_router
-from gxpo_services.api.errors import Invalid
-from gxpo_services.api.fields import MAX_STEP, JsonNumber, Page, RunId, Text
+from gxpo_services.api.fields import MAX_STEP, JsonNumber, Page, RunId, Text, decode_cursor, encode_cursor
 from gxpo_services.api.idempotency import plain_answer
 from gxpo_services.db.tables import Attempt, EvaluationRow, Sample
 
@@ -136,16 +135,33 @@ def group_counts(session: Session, rows: Sequence[Sample]) -> list[SampleGroupVi
     if not rows:
         return []
     keys = dict.fromkeys((row.step, row.attempt, row.group_index, row.prompt_id) for row in rows)
-    group = (Sample.step, Sample.attempt, Sample.group_index, Sample.prompt_id)
-    correct = func.sum(case((Sample.verdict == "correct", 1), else_=0))
-    query = select(*group, func.count(), correct, func.avg(Sample.reward)).where(
+    alike = (Sample.step, Sample.attempt, Sample.group_index, Sample.prompt_id, Sample.verdict, Sample.reward)
+    query = select(*alike, func.count()).where(
         Sample.run_number == rows[0].run_number,
         Sample.step.in_({row.step for row in rows}),
         Sample.group_index.in_({row.group_index for row in rows}),
     )
-    counts = {tuple(row[:4]): row[4:] for row in session.execute(query.group_by(*group))}
-    names = tuple(SampleGroupView.model_fields)
-    return [SampleGroupView.model_validate(dict(zip(names, (*key, *counts[key]), strict=True))) for key in keys]
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for row in session.execute(query.group_by(*alike)):
+        groups.setdefault(tuple(row[:4]), []).append(row[4:])
+    # Without those deleted meanwhile.
+    return [_group_view(key, groups[key]) for key in keys if key in groups]
+
+
+def _group_view(key: tuple[Any, ...], alike: Sequence[tuple[str, float | None, int]]) -> SampleGroupView:
+    """alike: verdict, reward and number of the responses that have both in common."""
+    step, attempt, group, prompt_id = key
+    # Not the database's average: PostgreSQL's is an error where the square of a reward exceeds all floats.
+    rewards = [reward for _, reward, number in alike for _ in range(number) if reward is not None]
+    return SampleGroupView(
+        step=step,
+        attempt=attempt,
+        group=group,
+        prompt_id=prompt_id,
+        responses=sum(number for *_, number in alike),
+        correct=sum(number for verdict, _, number in alike if verdict == "correct"),
+        reward=statistics.mean(rewards) if rewards else None,
+    )
 
 
 def sample_steps(session: Session, run_number: int) -> list[int]:
@@ -183,7 +199,7 @@ def _not_replaced(row: Any) -> ColumnElement[bool]:
 
 router = run_router()
 
-_CURSOR = re.compile(r"([0-9]{1,10})-([0-9]{1,18})")
+_ORDER = "-samples"
 _Text20 = Annotated[Text, StringConstraints(max_length=20)]
 _Text300 = Annotated[Text, StringConstraints(max_length=300)]
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this step.")]
@@ -200,7 +216,7 @@ def samples(
     sample: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this response of each prompt.")] = None,
     prompt_id: Annotated[_Text300 | None, Query(description="Only this prompt, at any step.")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[Annotated[Text, StringConstraints(max_length=40)] | None, Query()] = None,
+    cursor: Annotated[Text | None, Query(max_length=2000)] = None,
 ) -> SamplePage:
     """Training samples of the effective history, newest step first, paged."""
     number = run_number(session, run_id)
@@ -208,17 +224,15 @@ def samples(
     query = select(Sample).where(Sample.run_number == number, _not_replaced(Sample))
     query = query.filter_by(**{name: value for name, value in wanted.items() if value is not None})
     if cursor is not None:
-        match = _CURSOR.fullmatch(cursor)
-        if match is None or int(match[1]) > MAX_STEP:
-            raise Invalid.of("cursor", "is not a cursor; pass next_cursor of an earlier response unchanged")
-        last_step, last_number = map(int, match.groups())
+        last_step, last_number = decode_cursor(cursor, _ORDER, "int32")
+        last_step = last_step or 0  # null is in no cursor of ours
         query = query.where(Sample.step <= last_step, or_(Sample.step < last_step, Sample.number > last_number))
     rows = session.scalars(query.order_by(Sample.step.desc(), Sample.number).limit(limit + 1)).all()
     last = rows[limit - 1] if len(rows) > limit else None
     return SamplePage(
         items=[SampleView.model_validate(row, from_attributes=True) for row in rows[:limit]],
         groups=group_counts(session, rows[:limit]),
-        next_cursor=None if last is None else f"{last.step}-{last.number}",
+        next_cursor=None if last is None else encode_cursor(_ORDER, last.step, last.number),
         steps=sample_steps(session, number),
     )
 

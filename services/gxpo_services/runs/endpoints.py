@@ -20,11 +20,11 @@ from gxpo_services.api.dependencies import (
 )
 from gxpo_services.api.errors import Conflict, FieldError, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.idempotency import WITH_ETAG, IfMatch, Submission, answer, creating
+from gxpo_services.api.idempotency import WITH_ETAG, IfMatch, Submission, answer, check_match, creating
 from gxpo_services.api.principals import Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.outputs import files
-from gxpo_services.run_states import TERMINAL, Action
+from gxpo_services.run_states import TERMINAL, Action, RunState
 from gxpo_services.runs import listing, schemas, service
 from gxpo_services.runs.configs import checked, invalid, overridden, settings_of, stored
 from gxpo_services.runs.plan import expected_cost, planned
@@ -107,7 +107,9 @@ def _group(session: Session, group_id: str | None) -> Group | None:
 
 
 def _add(by: Submission, run: Run, tags: list[str], kind: str) -> Response:
-    """Queue a run. kind: of the event."""
+    """Queue a run. kind: of the event. Raises NotFound for a group deleted meanwhile."""
+    if run.group is not None:
+        find(by.session, Group, run.group.id, lock=True)
     source = f" from {run.parent_id}" if run.parent_id else ""
     service.queue(by.session, by.principal, [run], tags, kind, f"{kind}{source}", parent=run.parent_id)
     return _created(by, run, is_new=True)
@@ -141,7 +143,11 @@ def patch_run(
 ) -> Response:
     """Omitted members keep their values, null resets to the default. With `If-Match` the change is made only if nobody
     has edited the run since. The config of a run is immutable; clone the run with overrides instead."""
-    changed = service.patch(session, run_id, body, if_match, principal)
+    run = find(session, Run, run_id, lock=True)
+    if if_match is not None:
+        check_match(if_match, schemas.version(service.detail(session, run)), f"run {run_id}")
+    service.patch(session, run, body, principal)
+    changed = service.detail(session, run)
     return answer(changed, ETag=schemas.version(changed))
 
 
@@ -162,7 +168,7 @@ FilesRemoved = Depends(_remove_files)
 )
 def delete_run(run_id: RunId, principal: Submitter, session: WriteSession) -> None:
     """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
-    service.delete(session, principal, run_id)
+    service.delete(session, find(session, Run, run_id, lock=True), principal)
 
 
 @router.post(
@@ -171,22 +177,24 @@ def delete_run(run_id: RunId, principal: Submitter, session: WriteSession) -> No
 def act_on_runs(body: schemas.BulkRequest, principal: Submitter, session: WriteSession) -> Response:
     """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that
     refuses the action does not stop the others."""
-    items = []
-    for run_id in dict.fromkeys(body.runs):
+    items = {}
+    for run_id in sorted(set(body.runs)):
         state, problem = None, None
         try:
+            run = find(session, Run, run_id, lock=True)
+            state = RunState(run.state)
             if body.action == "delete":
-                service.delete(session, principal, run_id)
+                service.delete(session, run, principal)
+                state = None
             elif body.action == "archive" or body.action == "unarchive":
-                archived = schemas.RunPatch(archived=body.action == "archive")
-                state = service.patch(session, run_id, archived, None, principal).state
+                service.patch(session, run, schemas.RunPatch(archived=body.action == "archive"), principal)
             else:
-                state = service.act(session, run_id, body.action, actor=principal.actor).state
+                service.act(session, run, body.action, actor=principal.actor)
+                state = RunState(run.state)
         except Problem as error:
-            state = session.scalar(select(Run.state).where(Run.id == run_id))
             problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
-        items.append(schemas.BulkItem(run=run_id, state=state, problem=problem))
-    return answer(schemas.BulkAnswer(items=items))
+        items[run_id] = schemas.BulkItem(run=run_id, state=state, problem=problem)
+    return answer(schemas.BulkAnswer(items=[items[run_id] for run_id in dict.fromkeys(body.runs)]))
 
 
 def _add_action(action: Action, summary: str, words: str) -> None:
@@ -199,7 +207,9 @@ def _add_action(action: Action, summary: str, words: str) -> None:
         responses=responses(404, 409),
     )
     def act(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-        return answer(service.act(session, run_id, action, actor=principal.actor))
+        run = find(session, Run, run_id, lock=True)
+        service.act(session, run, action, actor=principal.actor)
+        return answer(service.detail(session, run))
 
 
 _CANCEL = "A queued or paused run is cancelled immediately; a running one stops at the end of its step."

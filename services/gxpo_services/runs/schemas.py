@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -15,8 +16,9 @@ from gxpo_services.db.tables import RunDocument
 from gxpo_services.run_states import REQUESTED, TERMINAL, Action, RunState, silent_s
 from gxpo_services.runs.configs import Override, RunSource
 from gxpo_services.runs.plan import ExpectedCostView, expected_cost
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import build
 from gxpo_trainer.config.rules import RULE_CHOICE
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.report import PlanView
 
 Notes = Annotated[Text, Field(max_length=20_000)]
@@ -242,8 +244,11 @@ def version(run: RunDetail) -> str:
 
 
 def detail(run: RunRow, document: RunDocument) -> RunDetail:
-    cost = expected_cost(RunConfig.model_validate(document.config))
-    words = {"backward_passes": cost.backward_passes, "formula": cost.per_step_words}
+    try:
+        cost = expected_cost(build(document.config))
+        words = {"backward_passes": cost.backward_passes, "formula": cost.per_step_words}
+    except ConfigError as error:  # accepted by another version, or while another list of plugins was allowed
+        words = {"backward_passes": None, "formula": str(error)}
     more = {"config": document.config, "identity": document.identity, "cost": words}
     return RunDetail.model_validate(with_progress(run) | more)
 
@@ -275,6 +280,6 @@ def _progress(run: RunRow) -> dict[str, Any]:
     shares = (min(1.0, done / bound) for done, bound in zip(used, bounds.values(), strict=True) if bound is not None)
     fraction = 1.0 if run["state"] == RunState.SUCCEEDED else max(shares, default=0.0)
     is_known = run["state"] == RunState.RUNNING and 0.0 < fraction < 1.0 and training_s > 0
-    left = training_s * (1 - fraction) / fraction if is_known else None
+    left = training_s * (1 - fraction) / fraction if is_known else math.inf
     more = {"training_s": training_s, "queue_position": run["queue_position"]}
-    return spent | bounds | more | {"fraction": fraction, "seconds_left": left}
+    return spent | bounds | more | {"fraction": fraction, "seconds_left": left if math.isfinite(left) else None}

@@ -10,10 +10,8 @@ import sqlalchemy as sql
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, lazyload
 
-from gxpo_services.api.dependencies import find
 from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound
 from gxpo_services.api.fields import new_id
-from gxpo_services.api.idempotency import check_match
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Group, Run, RunDocument, RunTag
@@ -120,11 +118,12 @@ def detail(session: Session, run: Run) -> RunDetail:
     return schemas.detail(rows[0], run.document)
 
 
-def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None, principal: Principal) -> RunDetail:
-    """Edit name, tags, notes, priority or archived. Raises NotFound, PreconditionFailed; Forbidden for a priority."""
-    run = find(session, Run, run_id, lock=True)
-    if if_match is not None:
-        check_match(if_match, schemas.version(detail(session, run)), f"run {run_id}")
+# The caller has locked the run that is changed. Several runs are locked in the order of their ids: of two requests with
+# the same runs in orders of their own, each could wait for the other.
+
+
+def patch(session: Session, run: Run, request: RunPatch, principal: Principal) -> None:
+    """Edit name, tags, notes, priority or archived. Raises Forbidden for a priority."""
     defaults = {"name": run.config["name"], "tags": [], "notes": "", "archived": False, "priority": 0}
     named = request.model_dump(exclude_unset=True)
     changes = {name: defaults[name] if value is None else value for name, value in named.items()}
@@ -136,8 +135,6 @@ def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None
         set_tags(run, changes.get("tags", [tag.tag for tag in run.tags]))
         run.updated_at = time.time()
         events.record(session, run.number, principal.actor, "edited", f"changed {', '.join(changes)}", **changes)
-    session.flush()
-    return detail(session, run)
 
 
 _MESSAGES: dict[Action, str] = {
@@ -147,34 +144,31 @@ _MESSAGES: dict[Action, str] = {
 }
 
 
-def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDetail:
-    """Cancel, pause or resume a run. Idempotent. Raises NotFound, Conflict."""
-    run = find(session, Run, run_id, lock=True)
+def act(session: Session, run: Run, action: Action, *, actor: str) -> None:
+    """Cancel, pause or resume a run. Idempotent. Raises Conflict."""
     try:
         wanted = requested_state(RunState(run.state), action)
     except IllegalTransition as error:
-        raise Conflict(f"run {run_id}: {error}", state=run.state) from None
+        raise Conflict(f"run {run.id}: {error}", state=run.state) from None
     if wanted is not None:
         move(session, run, wanted, actor=actor, message=_MESSAGES[action])
-    return detail(session, run)
 
 
 _SAMPLES_AT_ONCE = 50_000
 
 
-def delete(session: Session, principal: Principal, run_id: str) -> None:
+def delete(session: Session, run: Run, principal: Principal) -> None:
     """Delete the rows of an ended run; files.remove_deleted removes its folder after the commit.
 
-    Raises NotFound; Forbidden for another token's run unless the principal is an admin; Conflict before its end.
+    Raises Forbidden for another token's run unless the principal is an admin; Conflict before its end.
     """
-    run = find(session, Run, run_id, lock=True)
     if run.created_by_id != principal.token_id and principal.role < Role.ADMIN:
-        raise Forbidden(f"run {run_id} was submitted by {run.created_by!r}; only that token or an admin may delete it")
+        raise Forbidden(f"run {run.id} was submitted by {run.created_by!r}; only that token or an admin may delete it")
     if run.state not in TERMINAL:
-        raise Conflict(f"run {run_id} is {run.state}; cancel it and wait until it has ended")
+        raise Conflict(f"run {run.id} is {run.state}; cancel it and wait until it has ended")
     # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
     note_change(session)
-    events.record(session, None, principal.actor, RUN_DELETED, f"run {run.name!r} was deleted", run=run_id)
+    events.record(session, None, principal.actor, RUN_DELETED, f"run {run.name!r} was deleted", run=run.id)
     # One statement for all of them could take longer than PostgreSQL's time-out.
     while samples.delete_some(session, run.number, _SAMPLES_AT_ONCE):
         pass

@@ -63,15 +63,12 @@ class RunSupervisor:
     settings: ServiceSettings
     launcher: Launcher
     owner: str
+    actor: str
     command: Callable[[Path], Sequence[str]]
     api_answers: Callable[[], bool]
     clock: Callable[[], float]
     counters: SchedulerRow
     _api_away_at: float = field(default=0.0, init=False)
-
-    @property
-    def _actor(self) -> str:
-        return f"scheduler:{self.owner}"
 
     def due(self, held: Mapping[str, Hold], jobs: Mapping[str, JobStatus]) -> list[str]:
         """The runs of `held` for which something may be to do, by one query. jobs: the latest statuses by id."""
@@ -177,7 +174,7 @@ class RunSupervisor:
 
     def _fail(self, run: Run, hold: Hold, detail: str) -> None:
         with self._writing(run, hold) as (session, current):
-            leases.fail(session, current, "invalid_config", detail, self._actor, hold.lease_token)
+            leases.fail(session, current, "invalid_config", detail, self.actor, hold.lease_token)
 
     def _delay(self, run: Run, hold: Hold, error: OSError | JobRefused, now: float) -> None:
         """Try again later to submit a job: a full disk or a busy Ray is no fault of the run."""
@@ -191,7 +188,7 @@ class RunSupervisor:
             hold.refusal = reason, message
             _LOG.warning("job cannot be submitted; retrying", run=run.id, why=message)
             with self._writing(run, hold) as (session, _):
-                events.record(session, run.number, self._actor, _DELAYED, message)
+                events.record(session, run.number, self.actor, _DELAYED, message)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
         """Stop the job; repeated in each round until it has ended."""
@@ -200,7 +197,7 @@ class RunSupervisor:
             hold.stopping = job_id, why
             _LOG.warning("job is being stopped", run=run.id, job=job_id, why=why)
             with self._writing(run, hold) as (session, _):
-                events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
+                events.record(session, run.number, self.actor, "stop", f"job {job_id} is stopped: {why}")
 
     def _finish(self, run: Run, hold: Hold, job: JobStatus, why: str) -> None:
         """The launch is over: ingest its remaining files, then apply its outcome or relaunch the run."""
@@ -214,7 +211,7 @@ class RunSupervisor:
             if current.launch != run.launch:
                 return
             if outcome is not None and lifecycle.apply_outcome(
-                session, current, outcome, actor=self._actor, lease_token=hold.lease_token
+                session, current, outcome, actor=self.actor, lease_token=hold.lease_token
             ):
                 return
             reason = None
@@ -234,7 +231,7 @@ class RunSupervisor:
 
         reason: of a recoverable failure that the trainer itself reported, or of a job that could not be submitted.
         """
-        state, actor, token = RunState(run.state), self._actor, hold.lease_token
+        state, actor, token = RunState(run.state), self.actor, hold.lease_token
         given_up = {RunState.CANCELLING: RunState.CANCELLED, RunState.PAUSING: RunState.PAUSED}
         if state in given_up:
             lifecycle.move(session, run, given_up[state], actor=actor, message=why, lease_token=token)

@@ -96,6 +96,7 @@ class Scheduler:
             settings,
             launcher,
             owner=self.owner,
+            actor=self._actor,
             command=command,
             api_answers=api_answers or partial(is_up, f"{settings.api_url}/health/ready", PROBE_S),
             clock=clock,
@@ -129,7 +130,7 @@ class Scheduler:
         self._log.info("scheduler stopped", owner=self.owner)
 
     def tick(self) -> None:
-        """Run one round. Raises OperationalError while the database is unavailable."""
+        """Run one round. Raises one of UNAVAILABLE while the database is unavailable."""
         self._hold_leases()
         self._continue_studies()
         with self._errors.outages("launcher", LauncherUnavailable):
@@ -315,7 +316,7 @@ def is_alive(home: Path) -> bool:
     clock was set back."""
     try:
         return abs(time.time() - (home / LIVENESS_FILE).stat().st_mtime) <= LONGEST_ROUND_S
-    except FileNotFoundError:
+    except OSError:  # none yet, or a home that cannot be read
         return False
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, Field
-from sqlalchemy import func, select, update
+from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import (
@@ -21,7 +20,7 @@ from gxpo_services.api.dependencies import (
     WriteSession,
     find,
 )
-from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Invalid, NotFound, responses
+from gxpo_services.api.errors import FieldError, Forbidden, Invalid, responses
 from gxpo_services.api.fields import Body, GroupId, Page, PageQuery, Word, decode_cursor, encode_cursor
 from gxpo_services.api.idempotency import (
     WITH_ETAG,
@@ -33,7 +32,7 @@ from gxpo_services.api.idempotency import (
     etag,
 )
 from gxpo_services.api.principals import Principal, Role
-from gxpo_services.db.tables import Group, Run, RunDocument
+from gxpo_services.db.tables import Group, Run
 from gxpo_services.outputs import events
 from gxpo_services.run_states import TERMINAL, RunState
 from gxpo_services.runs import service as runs
@@ -147,19 +146,26 @@ router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=response
 _CREATED = ("group", "Created.", "The resource that this key created before.")
 
 
+def _planned(body: SweepRequest, _: Submitter, settings: Settings) -> tuple[SweepRequest, list[Planned]]:
+    """A sweep and its runs. Resolved before `Submission`: it may take seconds, in which SQLite's writer stays free."""
+    return body, plan(body, settings)
+
+
 @router.post("/sweeps", summary="Submit a sweep", **creating(SweepAnswer, *_CREATED))
-def submit_sweep(body: SweepRequest, by: Submission) -> Response:
+def submit_sweep(sweep: Annotated[tuple[SweepRequest, list[Planned]], Depends(_planned)], by: Submission) -> Response:
     """Queue every combination of the grid with every seed as one group, atomically."""
-    planned = plan(body, by.settings)  # before the transaction starts: it may take a second
+    body, planned = sweep
     group_id, earlier = by.claim("sweep", body, Group)
-    if earlier is not None:
-        return by.created(_answer(by.session, earlier), False, "get_group", group_id=group_id)
-    runs.check_priority(by.principal, body.priority)
-    runs.check_queue(by.session, by.settings, by.principal, len(planned))
-    spec = plain(body.model_dump())
-    group = new_group(by.session, by.principal, group_id, body.name, "sweep", spec)
-    queue_runs(by.session, by.principal, group, planned, spec)
-    return by.created(_answer(by.session, group), True, "get_group", group_id=group_id)
+    group = earlier
+    if group is None:
+        runs.check_priority(by.principal, body.priority)
+        runs.check_queue(by.session, by.settings, by.principal, len(planned))
+        spec = plain(body.model_dump())
+        group = new_group(by.session, by.principal, group_id, body.name, "sweep", spec)
+        queue_runs(by.session, by.principal, group, planned, spec)
+    cost = _cost([config for config, _ in planned])
+    view = SweepAnswer(group=view_of(by.session, group), runs=_members(by.session, group), cost=cost)
+    return by.created(view, earlier is None, "get_group", group_id=group_id)
 
 
 @router.post("/sweeps/validate", summary="Check a sweep without submitting it")
@@ -259,12 +265,8 @@ def cancel_group(group_id: GroupId, principal: Submitter, session: WriteSession)
         group.spec = {**group.spec, CANCELLED: True}
         message = f"group {group.name!r} was cancelled"
         events.record(session, None, principal.actor, "group_cancelled", message, group=group_id)
-    unended = select(Run.id).where(Run.group_number == group.number, Run.state.not_in(sorted(TERMINAL)))
-    for run_id in session.scalars(unended.order_by(Run.number)).all():
-        # A run that ends meanwhile needs no request.
-        with suppress(Conflict, NotFound):
-            runs.act(session, run_id, "cancel", actor=principal.actor)
-    session.flush()
+    for run in session.scalars(_locked(group).where(Run.state.not_in(sorted(TERMINAL)))).all():
+        runs.act(session, run, "cancel", actor=principal.actor)
     return answer(view_of(session, group))
 
 
@@ -288,11 +290,9 @@ def delete_group(
     group = find(session, Group, group_id, lock=True)
     if group.created_by != principal.name and principal.role < Role.ADMIN:
         raise Forbidden(f"group {group_id} was made by {group.created_by!r}; only that token or an admin may delete it")
-    if members == "delete":
-        ids = select(Run.id).where(Run.group_number == group.number).order_by(Run.number)
-        for run_id in session.scalars(ids).all():
-            runs.delete(session, principal, run_id)
-    session.flush()
+    for run in session.scalars(_locked(group)).all():
+        if members == "delete":
+            runs.delete(session, run, principal)
     kept = update(Run).where(Run.group_number == group.number).values(group_number=None)
     session.execute(kept.execution_options(synchronize_session=False))
     session.delete(group)
@@ -300,17 +300,16 @@ def delete_group(
     events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
 
 
+def _locked(group: Group) -> Select[Run]:
+    """Runs of a group, locked in the order of their ids as by all requests about several runs."""
+    query = select(Run).where(Run.group_number == group.number).order_by(Run.id)
+    return query.with_for_update(of=Run)
+
+
 def _members(session: Session, group: Group) -> list[RunView]:
     """In order of creation."""
     query = select(Run.number).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
     return runs.views(session, session.scalars(query).all())
-
-
-def _answer(session: Session, group: Group) -> SweepAnswer:
-    documents = select(RunDocument.config).join(Run, Run.number == RunDocument.run_number)
-    mine = documents.where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
-    cost = _cost([RunConfig.model_validate(config) for config in session.scalars(mine)])
-    return SweepAnswer(group=view_of(session, group), runs=_members(session, group), cost=cost)
 
 
 def view_of(session: Session, group: Group) -> GroupView:

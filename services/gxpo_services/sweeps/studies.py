@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer
 from gxpo_services.api.errors import Conflict, Invalid, NotFound, responses
 from gxpo_services.api.fields import Body, GroupId, JsonNumber, Text
 from gxpo_services.api.idempotency import Submission, answer, creating
@@ -25,7 +25,6 @@ from gxpo_services.run_states import TERMINAL, RunState
 from gxpo_services.runs import service as runs
 from gxpo_services.runs.configs import checked
 from gxpo_services.runs.schemas import Notes, Priority, Tags
-from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import groups
 from gxpo_services.sweeps.grid import Planned
 from gxpo_services.sweeps.groups import GroupView
@@ -128,10 +127,13 @@ def _results(keys: dict[Run, definition.RunKey]) -> dict[definition.RunKey, defi
     return results
 
 
-def _checked(toml: str, server: ServiceSettings) -> definition.Study:
-    """The study, if every arm's config is accepted by trainer and server. Raises Invalid."""
+def _checked(body: StudyRequest, _: Submitter, server: Settings) -> tuple[StudyRequest, definition.Study]:
+    """A request and its study, if every arm's config is accepted by trainer and server. Raises Invalid.
+
+    Resolved before `Submission`: it may take seconds, in which SQLite's writer stays free.
+    """
     try:
-        study = definition.Study.model_validate(tomllib.loads(toml))
+        study = definition.Study.model_validate(tomllib.loads(body.toml))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise Invalid.of("toml", f"is not valid TOML: {error}") from None
     except ValidationError as error:
@@ -144,7 +146,7 @@ def _checked(toml: str, server: ServiceSettings) -> definition.Study:
                 checked(definition.run_config(study, key).model_dump(mode="json"), server)
         except (BadSettings, ConfigError, Invalid) as error:
             raise Invalid.of("toml", f"arms.{arm}: {error}") from None
-    return study
+    return body, study
 
 
 def _extremes(study: definition.Study, arm: str) -> Iterator[definition.RunKey]:
@@ -197,12 +199,14 @@ _CREATED = creating(StudyView, "study", "Created.", "The study that this key cre
 
 
 @router.post("/studies", summary="Submit a study", **_CREATED)
-def submit_study(body: StudyRequest, by: Submission) -> Response:
+def submit_study(
+    checked_study: Annotated[tuple[StudyRequest, definition.Study], Depends(_checked)], by: Submission
+) -> Response:
     """Queue the runs that can start now; the scheduler queues the next ones when a run has ended.
 
     The answer states the cost as an upper bound. Compare the runs with `/compare?groups=`.
     """
-    study = _checked(body.toml, by.settings)
+    body, study = checked_study
     group_id, earlier = by.claim(STUDY, body, Group)
     group = earlier
     if group is None:

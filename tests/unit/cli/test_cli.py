@@ -38,6 +38,9 @@ def gxpo(capsys: pytest.CaptureFixture[str]) -> Gxpo:
         ("checkpoints", "export", "runs/a"),
         ("train", "--preset", "demo"),
         ("study run", "x.toml", "--preset", "demo"),
+        ("sweep", "--preset", "demo", "--seeds", "0-9999999999"),
+        ("demo", "--passes", "0"),
+        *(("up", "--dashboard-port", port) for port in ("0", "-5", "65536")),
     ],
 )
 def test_bad_usage_ends_with_code_2_and_the_usage_of_the_command(argv: tuple[str, ...], gxpo: Gxpo) -> None:
@@ -146,6 +149,14 @@ def test_an_error_becomes_one_message_and_its_exit_code(
     monkeypatch.setattr(cli, "run_report", fail)
     assert gxpo("report", "runs/a") == code
     assert gxpo.printed().err == message
+
+
+def test_a_token_with_a_foreign_character_is_refused_before_it_is_sent(
+    gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GXPO_TOKEN", "gxpo_é")
+    words = "gxpo: the token has a character that no token has; copy it again (--token-file FILE or GXPO_TOKEN)\n"
+    assert gxpo.error(1, "runs") == words
 
 
 @pytest.fixture

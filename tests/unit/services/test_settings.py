@@ -12,6 +12,7 @@ import pytest
 from gxpo_services.local import ray_head
 from gxpo_services.local.ray_head import RayHead, free_port
 from gxpo_services.settings import ServiceSettings, make_home, read_settings
+from gxpo_trainer.config.base import STOP_WAIT_S
 from gxpo_trainer.errors import ConfigError
 
 
@@ -86,7 +87,7 @@ def test_the_token_is_made_once_for_its_owner_and_the_head_is_on_loopback_withou
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(token) == 64
     assert second.env == first.env == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
-    child = first.child()
+    child = first.child(STOP_WAIT_S)
     assert token not in " ".join([*child.command, *child.env.values()])
     assert {"--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"} <= {*child.command}
 
@@ -115,7 +116,7 @@ def test_what_earlier_heads_left_is_removed_and_links_are_not_followed(long_home
     head = RayHead(long_home)
     (head.folder / "session_1").mkdir()
     (head.folder / "session_latest").symlink_to(precious)
-    head.child()
+    head.child(STOP_WAIT_S)
     assert list(head.folder.iterdir()) == []
     assert (precious / "inner").exists()
 

@@ -7,7 +7,7 @@ An empty database gets the tables of db/tables.py and the newest revision; the m
 from __future__ import annotations
 
 from alembic import context
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from gxpo_services.db.database import make_engine
 from gxpo_services.db.tables import metadata
@@ -17,6 +17,10 @@ _LOCK = 0x6778706F  # "gxpo"
 
 def run() -> None:
     engine = make_engine(context.config.attributes["url"])
+    if engine.dialect.name == "sqlite":
+        # A table that is made anew is dropped in between, which would delete the rows that refer to it. Not possible
+        # within a transaction.
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
     try:
         with engine.begin() as connection:
             postgres = connection.dialect.name == "postgresql"

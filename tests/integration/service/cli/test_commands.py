@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import stat
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from support import queued_runs as runs
 from support.command_line import Gxpo
 from support.reported_runs import finish
 
-from gxpo_services.api.principals import hash_token
+from gxpo_services.api.principals import Principal, Role, hash_token
 from gxpo_services.cli.common import connect
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import AccessToken
+from gxpo_services.db.tables import AccessToken, Group
 from gxpo_services.run_states import RunState
+from gxpo_services.runs.service import new_run
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
 
 # The commands use HTTP only, so one database is enough.
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -148,8 +151,14 @@ def test_a_run_is_cloned_edited_archived_and_after_a_question_deleted_once_it_ha
     assert "nothing to change" in gxpo.error(2, "edit", "yours")
     assert "No terminal to confirm on; add --yes" in gxpo.error(2, "delete", "yours")
     assert gxpo("delete", "yours", "--yes") == 1
-    assert gxpo("cancel", "yours") == 0
-    assert f"{run_id} deleted" in gxpo.out("delete", "yours", "--yes")
+    gxpo.out("cancel", "yours")
+    assert gxpo("delete", "yours", "other", "--yes", "--json") == 1
+    out, err = gxpo.printed()
+    assert (json.loads(out), f"gxpo: {made['id']}: " in err) == ([run_id], True), (
+        "what was deleted, and why the rest not"
+    )
+    gxpo.out("cancel", "other")
+    assert f"{made['id']} deleted" in gxpo.out("delete", "other", "--yes")
     assert gxpo("show", run_id) == 1
 
 
@@ -167,6 +176,18 @@ def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(gxpo: Gxpo,
     assert gxpo("watch", "bad", "--json") == 1
     assert json.loads(gxpo.printed().out)["reason"] == "out_of_memory"
     assert gxpo("watch") == 2
+
+
+def test_a_group_of_more_runs_than_a_stream_takes_is_watched(gxpo: Gxpo, database: Database) -> None:
+    group = Group(id="g00000000000000000000", name="many", created_at=1.0, created_by="tests")
+    principal = Principal("t1", "tests", Role.SUBMITTER)
+    with database.writing() as session:
+        for _ in range(501):
+            run = new_run(RunConfig(name="one"), principal)
+            run.group, run.state, run.cpus, run.gpus = group, RunState.SUCCEEDED, 1.0, 0.0
+            session.add(run)
+    assert gxpo("watch", "--group", group.id) == 0
+    assert gxpo.printed().err.count("one: succeeded\n") == 501
 
 
 def test_logs_are_printed_and_followed(gxpo: Gxpo, database: Database, settings: ServiceSettings) -> None:
@@ -207,6 +228,8 @@ def test_an_export_is_a_whole_file_or_none(gxpo: Gxpo, database: Database, url: 
     assert gxpo("export", "mine", "--format", "jsonl", "--samples", "--out", "numbers.zip") == 0
     assert "samples.jsonl" in zipfile.ZipFile("numbers.zip").namelist()
     assert "cannot write --out nowhere/numbers.zip" in gxpo.error(2, "export", "mine", "--out", "nowhere/numbers.zip")
+    for folder in ("/", ".", f"{file}/x"):
+        assert f"cannot write --out {folder}: " in gxpo.error(2, "export", "mine", "--out", folder)
     assert gxpo("export", "r00000000000000000000") == 1
     assert sorted(entry.name for entry in Path().iterdir()) == sorted({file.name, "numbers.zip"})
 
@@ -224,7 +247,9 @@ def test_tokens_are_made_listed_and_revoked(gxpo: Gxpo, monkeypatch: pytest.Monk
     assert gxpo("runs", "--token-file", file) == 0
     assert "role submitter is needed" in gxpo.error(1, "submit", "--preset", "demo", "--token-file", file)
     assert listed["ci"]["id"] in gxpo.out("token", "list")
-    assert gxpo.out("token", "revoke", listed["ci"]["id"]) == f"{listed['ci']['id']} (ci) is revoked\n"
+    assert gxpo("token", "revoke", "t0", listed["ci"]["id"]) == 1
+    out, err = gxpo.printed()
+    assert (out, err) == (f"{listed['ci']['id']} (ci) is revoked\n", "gxpo: t0: there is no token t0\n")
     assert "--token-file" in gxpo.error(1, "runs", "--token-file", file)
 
 
@@ -239,9 +264,12 @@ def test_the_first_token_of_a_service_is_made_in_its_database_once_it_is_migrate
     assert message == "gxpo: invalid values:\n  days: Input should be less than or equal to 36500\n"
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
     assert "gxpo migrate" in gxpo.error(2, "token", "create", "first", "--database")
-
+    monkeypatch.delenv("GXPO_DATABASE_URL")
+    home = tmp_path / "work" / "gxpo-home"
     assert gxpo("migrate", "--check") == 1
+    assert sorted(path.name for path in (*tmp_path.glob("*.sqlite"), home) if path.exists()) == ["gxpo.sqlite"]
     assert gxpo("migrate") == 0
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
     assert gxpo("migrate", "--check") == 0
     monkeypatch.setenv("GXPO_PORT", "many")
     assert "GXPO_PORT: " in gxpo.error(2, "migrate")
@@ -267,7 +295,12 @@ def test_a_database_or_its_password_file_that_cannot_be_used_is_one_message_and_
 ) -> None:
     """From the commands that work on the database itself."""
     commands = [("migrate",), ("migrate", "--check"), ("scheduler",), ("token", "create", "ada", "--database")]
+    monkeypatch.setenv("GXPO_HOME", "/dev/null/x")
+    assert gxpo("migrate", "--check") == 1
+    assert "cannot create the home /dev/null/x (Not a directory)" in gxpo.error(2, "migrate")
+    monkeypatch.setenv("GXPO_DATABASE_URL", "sqlite:////dev/null/x/y.sqlite")
     monkeypatch.setenv("GXPO_HOME", str(tmp_path / "home"))
+    assert "cannot use the database (unable to open database file); " in gxpo.error(2, "migrate")
     with socket.socket() as taken:  # a port that is taken and does not listen
         taken.bind(("127.0.0.1", 0))
         url = f"postgresql+psycopg://gxpo:s3cret@127.0.0.1:{taken.getsockname()[1]}/gxpo"

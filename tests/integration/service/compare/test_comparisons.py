@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import anyio
 import httpx
 import psutil
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 from support import reporting
 from support.http_server import HttpServer
 from support.reported_runs import add_group, add_run, config, evaluated_run, report
@@ -23,6 +26,7 @@ from support.service_processes import ServiceProcesses, until
 
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.compare import service
+from gxpo_services.compare.endpoints import in_worker
 from gxpo_services.compare.schemas import CompareQuery
 from gxpo_services.db.database import Database
 from gxpo_services.settings import ServiceSettings
@@ -240,6 +244,13 @@ def test_a_comparison_whose_process_is_killed_is_refused_and_the_next_one_has_an
         assert "the process that compares runs was killed" in refused.json()["detail"]
         assert ask(1).status_code == 200
     worker.wait(30)
+
+
+@pytest.mark.each_database
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # SQLite has no server
+def test_the_process_that_compares_waits_for_the_database_as_the_service_does(settings: ServiceSettings) -> None:
+    patient = settings.model_copy(update={"database_timeout_s": 77.0})
+    assert anyio.run(in_worker, Session.scalar, patient, text("SHOW statement_timeout")) == "77s"
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [

@@ -15,6 +15,8 @@ from fastapi.testclient import TestClient
 from support import reporting
 from support.reported_runs import add_run, config, report
 
+from gxpo_services.compare.export import export as export_parts
+from gxpo_services.compare.loading import select_runs
 from gxpo_services.db.database import Database
 from gxpo_trainer.jsonl import decode_number
 
@@ -115,6 +117,15 @@ def test_samples_come_with_their_turns_when_asked_for(client: TestClient, databa
         assert nested(first["turns"]) == reporting.EPISODE["turns"]
         assert (nested(first["truncated"]), nested(second["truncated"])) == (False, True)
         assert read(form, export(client, run, form, "samples").content) == []
+
+
+def test_no_connection_is_held_while_the_client_reads(database: Database, run: str) -> None:
+    with database.reading() as session:
+        runs = select_runs(session, [run], [])
+    for part in ("metrics", "evaluations", "runs", "samples"):
+        _name, _media_type, pieces = export_parts(database, runs, "jsonl", [part])
+        next(pieces, None)
+        assert database._reading_engine.pool.checkedout() == 0, part  # type: ignore[attr-defined]
 
 
 def test_several_tables_are_a_whole_zip(client: TestClient, run: str) -> None:

@@ -14,15 +14,17 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import OperationalError
 from support.postgres import PostgresServer, find_programs
+from support.scheduling import Cluster
 from support.service_processes import until
 
 from gxpo_services.app import create_app
 from gxpo_services.auth import tokens
 from gxpo_services.auth.tokens import TokenRequest
-from gxpo_services.db.database import Database
+from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables import Group
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer import cli
 
 pytestmark = pytest.mark.each_database
 on_postgres = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -80,6 +82,30 @@ def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None
             with pytest.raises(OperationalError, match="statement timeout"), app.state.database.reading() as session:
                 session.execute(text("SELECT pg_sleep(60)"))
             assert client.get("/api/v1/runs").status_code == 200
+
+
+@on_postgres
+def test_a_server_that_only_reads_is_unavailable_to_who_writes(
+    client: TestClient,
+    app: FastAPI,
+    settings: ServiceSettings,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As after a failover to a replica."""
+    url = f"{database_url}?options=-c%20default_transaction_read_only%3Don"
+    app.state.database = Database(url)
+    answer = client.post("/api/v1/groups", json={"name": "g"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json()["detail"] == "the database is unavailable: ReadOnlySqlTransaction"
+    assert client.get("/api/v1/runs").status_code == 200
+    with pytest.raises(UNAVAILABLE):
+        Cluster(app.state.database, settings).scheduler().tick()
+    app.state.database.close()
+    monkeypatch.setenv("GXPO_DATABASE_URL", url)
+    assert cli.main(["token", "create", "ada", "--database"]) == 2
+    assert "cannot use the database (cannot execute INSERT in a read-only transaction)" in capsys.readouterr().err
 
 
 def test_a_reading_session_refuses_changes(database: Database) -> None:

@@ -22,7 +22,7 @@ from gxpo_services.app import create_app
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database, make_engine
 from gxpo_services.db.migrate import alembic_config, back_up, newest_revision, restore, revision_at, upgrade
-from gxpo_services.db.tables import metadata
+from gxpo_services.db.tables import Group, metadata
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import cli
 from gxpo_trainer.errors import ConfigError, DataError
@@ -120,6 +120,24 @@ def test_migrate_keeps_rows_which_the_api_reads(old_url: str, tmp_path: Path, mo
         assert (repeated.status_code, repeated.json()["id"]) == (200, RUN)
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_the_number_of_a_deleted_run_or_group_is_not_used_again(old_sqlite: str, tmp_path: Path, before: bool) -> None:
+    """Streams, exports and the scheduler know runs by it for longer than a transaction. before: the version before
+    made the database."""
+    url = old_sqlite if before else f"sqlite:///{tmp_path / 'new.sqlite'}"
+    upgrade(url)
+    numbers = []
+    with closing(Database(url)) as database:
+        for name in ("g1", "g2"):
+            group = Group(id=name, name=name, created_at=1.0, created_by="tests")
+            run = runs.get(database, runs.add_run(database, group=group))
+            numbers.append((run.number, run.group_number))
+            with database.writing() as session:
+                session.delete(run)
+                session.delete(session.get_one(Group, run.group_number))
+    assert numbers == ([(3, 2), (4, 3)] if before else [(1, 1), (2, 2)])
+
+
 def optional_columns(url: str) -> dict[str, dict[str, bool]]:
     """Table → column → whether a row may leave it out."""
     engine = make_engine(url)
@@ -205,10 +223,60 @@ def test_a_back_up_made_under_writes_is_consistent_and_restores_in_another_home(
             assert client.post("/api/v1/runs", json={"preset": "demo"}).status_code == 201
 
 
+@pytest.mark.parametrize("damage", [(0, b"garbage "), (100, b"\xff" * 40), (0, b"\0" * 4096)])
+def test_a_damaged_database_is_moved_aside_by_a_restore(
+    damage: tuple[int, bytes],
+    service_home: ServiceSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the header, in the table of tables, and zeros as after a power cut; while a process has it open."""
+    monkeypatch.setenv("GXPO_HOME", str(service_home.home))
+    file = service_home.home / "gxpo.sqlite"
+    backup = tmp_path / "copy.sqlite"
+    kept = rows_of(service_home.url)
+    back_up(service_home.url, backup)
+    begin, content = damage
+    with closing(sqlite3.connect(file)) as used, file.open("r+b") as damaged:
+        used.execute("SELECT * FROM runs")
+        damaged.seek(begin)
+        damaged.write(content)
+        damaged.flush()
+        assert cli.main(["migrate"]) == 2
+        assert cli.main(["restore", str(backup), "--yes"]) == 0
+        assert file.with_name("gxpo.sqlite.damaged-wal").exists(), "it would be applied to the new file"
+    said = capsys.readouterr()
+    assert said.err.startswith("gxpo: the database is damaged (")
+    assert said.err.endswith("; `gxpo restore` replaces it by a back-up\n")
+    assert said.out == f"restored {backup}; the damaged database is now {file}.damaged\n"
+    assert rows_of(service_home.url) == kept
+    assert file.with_name("gxpo.sqlite.damaged").read_bytes()[begin:].startswith(content)
+    assert cli.main(["restore", str(backup), "--yes"]) == 0
+    assert capsys.readouterr().out == f"restored {backup}\n"
+
+
+def test_a_full_disk_is_named_by_a_restore(
+    service_home: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup, connect = tmp_path / "copy.sqlite", sqlite3.connect
+    back_up(service_home.url, backup)
+
+    def limited(file: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(file, **options)
+        connection.execute("PRAGMA max_page_count=2")
+        return connection
+
+    monkeypatch.setattr("gxpo_services.db.migrate.sqlite3.connect", limited)
+    with pytest.raises(ConfigError, match=r"cannot write .*other.sqlite: database or disk is full"):
+        restore(f"sqlite:///{tmp_path / 'other.sqlite'}", backup)
+
+
 def test_what_is_no_back_up_is_refused_and_changes_nothing(service_home: ServiceSettings, tmp_path: Path) -> None:
-    newer, bad = tmp_path / "newer.sqlite", tmp_path / "bad.sqlite"
+    good, newer, bad = (tmp_path / f"{name}.sqlite" for name in ("good", "newer", "bad"))
     before = rows_of(service_home.url)
-    back_up(service_home.url, newer)
+    for file in (good, newer):
+        back_up(service_home.url, file)
     set_revision(f"sqlite:///{newer}", "9999")
     with pytest.raises(DataError, match=r"was made by a newer version of gxpo: its schema is 9999"):
         restore(service_home.url, newer)
@@ -222,4 +290,9 @@ def test_what_is_no_back_up_is_refused_and_changes_nothing(service_home: Service
         back_up(f"sqlite:///{tmp_path / 'none.sqlite'}", bad)
     with pytest.raises(ConfigError, match="pg_dump"):
         back_up("postgresql+psycopg://gxpo@localhost/gxpo", bad)
+    for target in (Path("/"), Path(), tmp_path, good / "x"):
+        with pytest.raises(ConfigError, match=f"cannot write the back-up {target}: "):
+            back_up(service_home.url, target)
+    with pytest.raises(ConfigError, match=r"cannot write .*good\.sqlite/x/gxpo\.sqlite: Not a directory"):
+        restore(f"sqlite:///{good / 'x' / 'gxpo.sqlite'}", good)
     assert rows_of(service_home.url) == before

@@ -15,9 +15,10 @@ from sqlalchemy import select
 from support import queued_runs as runs
 from support.reporting import body, evaluation_row, event_row, launch, metric_row, post, sample_row, send, write_lines
 
+from gxpo_services.api.dependencies import find
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import MetricLast, MetricName
+from gxpo_services.db.tables import MetricLast, MetricName, Run
 from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
@@ -211,7 +212,7 @@ def test_names_go_with_their_last_run_and_numbers_are_never_given_again(database
     def delete(launched: str) -> None:
         runs.change(database, launched.split()[0], state=RunState.SUCCEEDED)
         with database.writing() as session:
-            service.delete(session, admin, launched.split()[0])
+            service.delete(session, find(session, Run, launched.split()[0], lock=True), admin)
 
     def collect(most: int = 100) -> int:
         with database.writing() as session:

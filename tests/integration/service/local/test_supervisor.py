@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -142,6 +144,42 @@ def test_a_log_is_rotated_while_its_child_writes(supervisor: Supervisor, tmp_pat
     assert rotated.stat().st_size > 10_000
     assert min(numbers(log)) > max(numbers(rotated)), "the log was emptied"
     assert b"\0" not in rotated.read_bytes() + log.read_bytes(), "the child appends"
+
+
+def test_a_missing_log_and_a_full_disk_are_said_once_and_end_nothing(
+    supervisor: Supervisor, messages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+    mark, log = tmp_path / "mark", tmp_path / "logs" / "api.log"
+    supervisor.start(Child("api", python(program, mark), lambda: pid_in(mark) > 0))
+    first = pid_in(mark)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log.unlink()
+    for _ in range(2):
+        supervisor.check()
+    with monkeypatch.context() as patched:
+        patched.setattr("gxpo_services.local.supervisor.subprocess.Popen", full)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: len(messages) > 3, "a start that fails", supervisor.check)
+        for _ in range(2):
+            supervisor.check()
+    with monkeypatch.context() as patched:
+        patched.setattr("gxpo_services.local.supervisor.write_json", full)
+        until(lambda: pid_in(mark) not in (0, first), "the restart", supervisor.check)
+        for _ in range(2):
+            supervisor.check()
+    supervisor.check()
+    (process,) = json.loads((tmp_path / "up.json").read_text())["processes"]
+    assert process["pid"] == pid_in(mark), "recorded once there is room"
+    assert messages[1:] == [
+        f"api: [Errno 2] No such file or directory: '{log}'",
+        "api: ended with signal 9; restarting in 0.01 s",
+        "api: [Errno 28] No space left on device",
+        "state: [Errno 28] No space left on device",
+    ]
 
 
 def test_a_start_is_tried_so_often_then_an_error_with_the_end_of_the_log(

@@ -155,6 +155,13 @@ def test_it_serves_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "home").exists()
 
 
+def test_a_home_that_cannot_be_used_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_RAY_ADDRESS", "http://127.0.0.1:1")
+    (tmp_path / "logs").touch()
+    with pytest.raises(GxpoError, match=rf"cannot start in {tmp_path}: .*File exists: .*logs"):
+        Stack(tmp_path, print, threading.Event()).__enter__()
+
+
 # A second account of the same machine: a real one, made for the test, whose processes try to read the first one's
 # service.
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import text
 from support.paging import walk
 from support.reporting import body, event_row, launch, post
+from support.service_processes import until
 
-from gxpo_services.api.principals import TokenUses, hash_token
-from gxpo_services.auth.tokens import prepare_local
+from gxpo_services.api.principals import Principal, Role, TokenUses, hash_token
+from gxpo_services.auth.tokens import prepare_local, revoke_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AccessToken
 from gxpo_services.settings import ServiceSettings
@@ -72,6 +77,12 @@ def test_the_last_use_of_a_token_is_shown(
     assert shown == {now, None}
 
 
+def test_a_service_ends_in_order_without_its_database(tmp_path: Path) -> None:
+    uses = TokenUses()
+    uses.note("1")
+    uses.write(Database(f"sqlite:///{tmp_path / 'without-tables.db'}"))
+
+
 # Access tokens: roles, secrets, and what a loopback start makes.
 
 
@@ -86,6 +97,23 @@ def test_tokens_are_listed_without_their_secrets_and_the_last_admins_stays(clien
     mine = client.get("/api/v1/tokens/me").json()["id"]
     refused = client.delete(f"/api/v1/tokens/{mine}")
     assert (refused.status_code, "last admin" in refused.json()["detail"]) == (409, True)
+
+
+@pytest.mark.each_database
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # SQLite has one writer
+def test_two_admins_who_revoke_each_other_at_once_leave_one(
+    client: TestClient, database: Database, token_for: Callable[[str], str]
+) -> None:
+    mine = client.get("/api/v1/tokens/me").json()["id"]
+    token_for("admin")
+    (other,) = {token["id"] for token in client.get("/api/v1/tokens").json()["items"]} - {mine}
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with ThreadPoolExecutor(1) as pool, database.autocommit_connection() as connection:
+        with database.writing() as session:
+            revoke_token(mine, Principal(other, "other", Role.ADMIN), session)
+            asked = pool.submit(client.delete, f"/api/v1/tokens/{other}")
+            until(lambda: asked.done() or connection.scalar(text(waiting)) == 1, "the second to wait for the first")
+        assert (asked.result().status_code, "last admin" in asked.result().json()["detail"]) == (409, True)
 
 
 def test_an_expired_token_stops_working(client: TestClient, anonymous: TestClient, database: Database) -> None:

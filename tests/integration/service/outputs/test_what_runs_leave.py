@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zipfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.reporting import body, evaluation_row, event_row, launch, metric_ro
 
 from gxpo_client.client import _server_sent
 from gxpo_client.errors import NotSignedIn
+from gxpo_services.api.fields import encode_cursor
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
@@ -63,8 +65,9 @@ def test_samples_come_in_pages_newest_step_first_by_step_and_verdict(client: Tes
     no_episode = dict.fromkeys(("turns", "end", "end_detail", "sampled_length"))
     assert only.pop("number")
     assert only == expected | no_episode | {"extra": extra}
-    for cursor in ("x", "7", "3-", f"{2**31}-1"):
+    for cursor in ("x", "7", "3-1", encode_cursor("-samples", 2**31, 1), encode_cursor("-audit", 3, 1)):
         assert client.get(path(run_id, "samples"), params={"cursor": cursor}).status_code == 422
+    assert client.get(path(run_id, "samples"), params={"cursor": encode_cursor("-samples", None, 1)}).is_success
 
 
 def test_counts_are_of_whole_groups_on_every_page(client: TestClient, database: Database) -> None:
@@ -91,6 +94,31 @@ def test_counts_are_of_whole_groups_on_every_page(client: TestClient, database: 
     assert counts(sample=0, limit=1) == counts(prompt_id="p0") == [("p0", 1, 3)]
     alone = client.get(path, params={"group": 1}).raise_for_status().json()["items"]
     assert [(item["group"], item["sample"]) for item in alone] == [(1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.each_database
+@pytest.mark.parametrize(
+    ("rewards", "mean"),
+    [
+        ([1e200, -1e200, 3e250], 1e250),
+        ([1.5e308, 1.5e308, 0.0], 1e308),
+        ([5e-324, 5e-324], 5e-324),
+        ([0.1] * 6, 0.1),
+        ([math.inf, 1.0], "Infinity"),
+        ([math.inf, -math.inf], "NaN"),
+        ([None, 0.25, 0.75], 0.5),
+        ([None, None], None),
+    ],
+)
+def test_the_mean_reward_is_right_for_all_numbers(
+    client: TestClient, database: Database, rewards: list[float | None], mean: float | str | None
+) -> None:
+    launched = launch(database)
+    rows = [sample_row(1, sample=number, reward=reward) for number, reward in enumerate(rewards)]
+    send(database, launched, body(1, samples=rows))
+    page = client.get(path(launched.split()[0], "samples"), params={"limit": 1}).raise_for_status().json()
+    (group,) = page["groups"]
+    assert (group["reward"], group["responses"]) == (mean, len(rewards))
 
 
 def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, database: Database) -> None:

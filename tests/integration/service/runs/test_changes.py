@@ -179,6 +179,26 @@ def test_a_slow_stream_gets_all_in_order(database: Database, secret: str, monkey
     anyio.run(test)
 
 
+def test_a_stream_ends_after_the_last_event_of_its_runs(
+    database: Database, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the end of a run is read before its events, which are behind many of other runs."""
+    monkeypatch.setattr(feed, "EVENTS_AT_ONCE", 3)
+    mine, other = (runs.get(database, runs.add_run(database)) for _ in range(2))
+
+    async def test() -> None:
+        reader = Reader(database, secret, [mine.number])
+        await reader.read()
+        with database.writing() as session:
+            for _ in range(3):
+                events.record(session, other.number, "tests", "noise", "")
+        runs.move(database, mine.id, RunState.CANCELLED)
+        read = [(len(await reader.read()), reader.stream.is_over) for _ in range(2)]
+        assert read == [(1, False), (1, True)], "the run, then its event"
+
+    anyio.run(test)
+
+
 def test_any_number_of_streams_is_one_reading_and_holds_nothing(database: Database, secret: str) -> None:
     ids = [runs.add_run(database) for _ in range(5)]
     numbers = [runs.get(database, run_id).number for run_id in ids]

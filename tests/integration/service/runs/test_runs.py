@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +14,15 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 from support import queued_runs as runs, reporting
+from support.reported_runs import add_group
 
 from gxpo_services.api.dependencies import find
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, IdempotencyKey, MetricLast, MetricName, Run, RunTag
+from gxpo_services.outputs import samples
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import service
+from gxpo_services.runs import changes, endpoints, service
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, to_toml
@@ -219,6 +222,95 @@ def test_progress_is_that_of_the_bound_nearest_to_its_end(
     assert stopping["progress"]["seconds_left"] is None
 
 
+def test_a_time_left_beyond_all_numbers_is_unknown(database: Database) -> None:
+    run_id = runs.add_run(database, state=RunState.RUNNING, step_budget=100_000, step=1, training_s=1e308)
+    with database.reading() as session:
+        (message,) = changes.messages(session, [find(session, Run, run_id).number]).values()
+    pushed = json.loads(message.split(b"data: ")[1], parse_constant=pytest.fail)
+    assert pushed["progress"]["seconds_left"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings_now", "reason"),
+    [
+        ({"old_setting": 1}, "old_setting = 1: unknown setting"),
+        ({"learner": {"rule": {"name": "my_rules:Gone"}}}, 'learner.rule.name = "my_rules:Gone": cannot be imported'),
+    ],
+)
+def test_a_run_whose_config_is_no_longer_accepted_is_shown_edited_and_stopped(
+    client: TestClient,
+    submit: Submit,
+    lead_to: LeadTo,
+    database: Database,
+    settings_now: dict[str, Any],
+    reason: str,
+) -> None:
+    """As after an upgrade that drops a setting, or once its rule is no longer in GXPO_ALLOWED_PLUGINS."""
+    group = add_group(database)
+    ids = [submit(group=group)["id"] for _ in range(4)]
+    for run_id in ids:
+        lead_to(run_id, "running")
+        runs.change(database, run_id, config=runs.get(database, run_id).config | settings_now)
+    path = f"{API}/runs/{ids[0]}"
+    shown = client.get(path)
+    assert (shown.status_code, shown.json()["cost"]["backward_passes"]) == (200, None)
+    assert reason in shown.json()["cost"]["formula"]
+    edited = client.patch(path, json={"notes": "n"}, headers={"If-Match": shown.headers["etag"]})
+    assert (edited.status_code, edited.json()["notes"]) == (200, "n")
+    for query in ("/runs", f"/groups/{group}", f"/runs/{ids[0]}/headline", f"/export?runs={ids[0]}&parts=runs"):
+        assert client.get(f"{API}{query}").status_code == 200, query
+    assert client.post(f"{path}/cancel").json()["state"] == "cancelling"
+    asked = {"action": "pause", "runs": ids[1:3]}
+    acted = client.post(f"{API}/runs/actions", json=asked).raise_for_status().json()["items"]
+    assert [item["state"] for item in acted] == ["pausing"] * 2
+    assert client.post(f"{API}/groups/{group}/cancel").json()["by_state"] == {"cancelling": 4}
+    refused = client.post(f"{path}/clone")
+    assert (refused.status_code, reason.partition(":")[0].partition(" ")[0] in refused.text) == (422, True)
+
+
+@pytest.mark.each_database
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # SQLite has one writer, and snapshots
+def test_what_is_deleted_between_two_statements_is_missing(
+    client: TestClient, submit: Submit, lead_to: LeadTo, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(path: str, module: Any, name: str, *, read_before: bool = False) -> None:
+        """Delete what is at `path` while this function, of an endpoint's statements, is called the next time."""
+        read = getattr(module, name)
+
+        def with_deletion(*given: Any) -> Any:
+            monkeypatch.undo()
+            before = read(*given) if read_before else None
+            client.delete(path).raise_for_status()
+            return before if read_before else read(*given)
+
+        monkeypatch.setattr(module, name, with_deletion)
+
+    launched = reporting.launch(database)
+    ended = launched.split()[0]
+    reporting.send(database, launched, reporting.body(1, samples=[reporting.sample_row(1)]))
+    lead_to(ended, "succeeded")
+    meanwhile(f"{API}/runs/{ended}", samples, "group_counts")
+    page = client.get(f"{API}/runs/{ended}/samples")
+    assert (page.status_code, len(page.json()["items"]), page.json()["groups"]) == (200, 1, [])
+
+    run_id = submit()["id"]
+    lead_to(run_id, "succeeded")
+    meanwhile(f"{API}/runs/{run_id}", service, "views")
+    assert client.get(f"{API}/runs/{run_id}/headline").status_code == 404
+
+    group = add_group(database)
+    meanwhile(f"{API}/groups/{group}", endpoints, "_group", read_before=True)
+    refused = client.post(f"{API}/runs", json=BODY | {"group": group})
+    assert (refused.status_code, f"there is no group {group}" in refused.json()["detail"]) == (404, True)
+
+    group = add_group(database)
+    failed = submit(group=group)["id"]
+    lead_to(failed, "failed")
+    meanwhile(f"{API}/groups/{group}", service, "check_queue")
+    assert client.post(f"{API}/runs/{failed}/retry").status_code == 404
+    assert client.post(f"{API}/runs/{failed}/retry").json()["group"] is None
+
+
 def test_a_tokens_key_and_body_make_one_run_and_another_body_is_refused(
     client: TestClient, database: Database, token_for: Callable[[str], str]
 ) -> None:
@@ -322,13 +414,13 @@ def test_files_go_only_with_the_commit_of_the_deletion_and_at_the_latest_at_the_
 
     def deleted_but_not_committed() -> None:
         with database.writing() as session:
-            service.delete(session, admin, kept)
+            service.delete(session, find(session, Run, kept, lock=True), admin)
             raise OSError("the disk of the database is full")
 
     with pytest.raises(OSError, match="disk of the database"):
         deleted_but_not_committed()
     with database.writing() as session:
-        service.delete(session, admin, deleted)
+        service.delete(session, find(session, Run, deleted, lock=True), admin)
     assert all(folder.is_dir() for folder in folders), "as after a kill behind the commit"
     with TestClient(app):
         assert [folder.is_dir() for folder in folders] == [True, False]

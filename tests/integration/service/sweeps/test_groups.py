@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tomli_w
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import select, text
 from structlog.testing import capture_logs
 from support import queued_runs as runs
 from support.scheduling import ScriptedLauncher
+from support.service_processes import until
 
+from gxpo_services.api.dependencies import find
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, Group, Run
 from gxpo_services.run_states import RunState
+from gxpo_services.runs import listing
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
+from gxpo_services.sweeps import groups, studies
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, preset_names
@@ -65,6 +72,23 @@ def test_a_sweep_with_one_bad_run_makes_nothing(client: TestClient, database: Da
     assert answer.json()["errors"] == planned["errors"]
     assert {error["field"] for error in planned["errors"]} == {"grid.x.y"}
     assert (runs.count(database, Run), runs.count(database, Group)) == (0, 0)
+
+
+def test_trainers_report_while_a_sweep_or_a_study_is_planned(
+    client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 runs take seconds, and on SQLite whatever writes needs the one turn that there is."""
+    free, while_planned = app.state.session_gate.value, set[int]()
+    for module, name, path, body in ((groups, "plan", "/sweeps", SWEEP), (studies, "checked", "/studies", BODY)):
+        plan = getattr(module, name)
+
+        def planned(*given: Any, plan: Callable[..., Any] = plan) -> Any:
+            while_planned.add(app.state.session_gate.value)
+            return plan(*given)
+
+        monkeypatch.setattr(module, name, planned)
+        assert client.post(f"{API}{path}", json=body).status_code == 201
+        assert while_planned == {free}
 
 
 def test_the_catalogue(client: TestClient) -> None:
@@ -143,8 +167,10 @@ def test_a_deleted_group_keeps_its_runs_or_takes_those_that_ended(
     assert not (settings.artifacts / run_id).exists()
 
 
-def test_an_action_answers_for_each_run(client: TestClient, database: Database, sweep: tuple[str, list[str]]) -> None:
-    ids = sweep[1]
+def test_an_action_answers_for_each_run_in_the_order_of_the_request(
+    client: TestClient, database: Database, sweep: tuple[str, list[str]]
+) -> None:
+    ids = sorted(sweep[1], reverse=True)
     runs.change(database, ids[1], state=RunState.SUCCEEDED)
 
     def act(action: str, wanted: list[str]) -> list[tuple[str, str | None, int | None]]:
@@ -164,6 +190,60 @@ def test_an_action_answers_for_each_run(client: TestClient, database: Database, 
     assert client.get(f"{API}/runs/{ids[0]}").status_code == 404
     for bad in ({"action": "retry", "runs": ids}, {"action": "cancel", "runs": []}, {"runs": ids}):
         assert client.post(f"{API}/runs/actions", json=bad).status_code == 422
+
+
+def test_no_run_is_shown_for_an_action_on_many(
+    client: TestClient, sweep: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read the whole queue for each run, while all are locked."""
+    group, ids = sweep
+    shown = Mock(wraps=listing.list_rows)
+    monkeypatch.setattr(listing, "list_rows", shown)
+    for action in ("archive", "unarchive", "cancel", "delete"):
+        client.post(f"{API}/runs/actions", json={"action": action, "runs": ids[:1]}).raise_for_status()
+    client.post(f"{API}/groups/{group}/cancel").raise_for_status()
+    assert shown.call_count == 0
+
+
+WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
+
+
+@pytest.mark.each_database
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # SQLite has one writer
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/runs/actions", {"action": "archive", "runs": ["r2", "r1", "r0"]}),
+        ("POST", "/groups/{group}/cancel", None),
+        ("DELETE", "/groups/{group}", None),
+        ("DELETE", "/groups/{group}?runs=delete", None),
+    ],
+)
+def test_requests_about_many_runs_lock_them_in_one_order(
+    client: TestClient, database: Database, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    """A run is locked. One request waits for it. Were another one waiting for it with the rest locked, neither could
+    go on after that."""
+    group = client.post(f"{API}/groups", json={"name": "g"}).json()["id"]
+    with database.reading() as session:
+        number = find(session, Group, group).number
+    state = RunState.FAILED if "delete" in path else RunState.QUEUED
+    for run_id in ("r2", "r1", "r0"):  # of a sweep, most runs are made in the same millisecond
+        runs.add_run(database, id=run_id, state=state)
+        runs.change(database, run_id, group_number=number)
+    asked: list[tuple[str, str, dict[str, Any] | None]] = [
+        ("POST", "/runs/actions", {"action": "unarchive", "runs": ["r0", "r1", "r2"]}),
+        (method, path.format(group=group), body),
+    ]
+    with ThreadPoolExecutor(2) as pool, database.autocommit_connection() as connection:
+        answers = []
+        with database.writing() as session:
+            find(session, Run, "r0", lock=True)
+            for one, (verb, address, content) in enumerate(asked, start=1):
+                answers.append(pool.submit(client.request, verb, f"{API}{address}", json=content))
+                until(lambda one=one: answers[-1].done() or connection.scalar(WAITING) == one, f"{one} to wait")
+                assert not answers[-1].done()
+        assert [answer.result().is_success for answer in answers] == [True] * 2
 
 
 # Studies over REST: the first runs are queued at once, the next ones as runs end.

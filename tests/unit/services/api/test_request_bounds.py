@@ -40,7 +40,7 @@ maxLength 100000 | minimum -9223372036854775808 maximum 9223372036854775808: gri
 maxLength 120: actor
 maxLength 20: verdict
 maxLength 200: Range, benchmark, if-range, phase, rule, text, x, y
-maxLength 2000 | maxLength 40: cursor
+maxLength 2000: cursor
 maxLength 20000: groups[], names[], notes, runs[]
 maxLength 200000: base.toml, toml
 maxLength 207: sort

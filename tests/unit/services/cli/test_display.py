@@ -101,7 +101,7 @@ def test_text_of_runs_loses_what_steers_terminals() -> None:
     assert one_line(" a\n b  c ", 4) == "a b…"
 
 
-def test_a_demo_takes_a_folder_that_holds_nothing(tmp_path: Path) -> None:
+def test_a_demo_takes_a_folder_that_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = tmp_path / "demo"
     assert free_folder(wanted) == wanted
     wanted.mkdir()
@@ -109,6 +109,9 @@ def test_a_demo_takes_a_folder_that_holds_nothing(tmp_path: Path) -> None:
     (wanted / "gxpo.sqlite").touch()
     (tmp_path / "demo-2").touch()
     assert free_folder(wanted) == tmp_path / "demo-3"
+    monkeypatch.chdir(wanted)
+    assert free_folder(Path()) == tmp_path / "demo-3"
+    assert free_folder(Path("/")) == Path("/-2")
 
 
 def test_a_check_prints_the_cost_and_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
