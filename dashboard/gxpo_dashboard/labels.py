@@ -65,7 +65,7 @@ ACTIONS = {
 NO_RIGHT = "Your token is read-only. Use a token with role submitter."
 
 _FORMULA = re.compile(
-    # None contains its own beginning: the search for its end would begin anew at each. `\\[2pt]` ends a row.
+    # None contains its own opening: the search for its end would restart at each. `\\[2pt]` ends a row.
     r"\\\(((?:(?!\\\().)+?)\\\)|(?<!\\)\\\[((?:(?!(?<!\\)\\\[).)+?)\\\]"
     r"|\$\$(.+?)\$\$|\$(?!\s)([^$\n]{1,400}?)(?<!\s)\$(?!\d)",
     re.DOTALL,

@@ -234,7 +234,7 @@ def test_a_resumed_run_keeps_its_identity_and_records_changes(tmp_path: Path) ->
     assert identity["attempts"][1]["changed"] == {"python": {"first": "3.11.1", "now": "3.11.2"}}
 
 
-def test_a_run_that_begins_anew_has_an_identity_of_its_own(tmp_path: Path) -> None:
+def test_a_run_that_restarts_without_a_checkpoint_has_an_identity_of_its_own(tmp_path: Path) -> None:
     """It ended before its first checkpoint, and its learning rate was changed."""
     with reporter(tmp_path) as made:
         made.write_identity({"config": {"rate": 0.01}, "device": "cpu"})

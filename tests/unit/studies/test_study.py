@@ -420,11 +420,11 @@ def test_a_run_counts_by_the_mean_over_benchmarks_at_the_end_of_its_merged_histo
         ({"evaluate_every": 3}, r"evaluation.every_steps = 6, the study has 3"),
         ({"overrides": ["learner.mini_batches=4"]}, r"learner.mini_batches = 1, the study has 4"),
         ({"overrides": ["evaluation.temperature=0.5"]}, r"evaluation.temperature = 1.0, the study has 0.5"),
-        ({"overrides": ["learner.lora.rank=8"]}, r"learner.lora.rank = none, the study has 8"),
-        ({"overrides": ["verifier.answer=boxed"]}, r'verifier.answer = "auto", the study has "boxed"'),
+        ({"overrides": ["learner.lora.rank=8"]}, r"learner.lora = None, the study has \{'rank': 8, "),
+        ({"overrides": ["verifier.answer=boxed"]}, r"verifier.answer = 'auto', the study has 'boxed'"),
         (
             {"arms": BODY["arms"] | {"grpo": BODY["arms"]["gxpo"]}},
-            r'learner.rule.name = "grpo", the study has "gxpo"; restore .*, delete the folder .*, or give .* --out',
+            r"learner.rule.name = 'grpo', the study has 'gxpo'; restore .*, delete the folder .*, or give .* --out",
         ),
     ],
 )

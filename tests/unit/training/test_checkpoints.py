@@ -131,6 +131,7 @@ def earlier(tmp_path: Path) -> Checkpoint:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        ({"learner": {"rule": {"name": "sfpo"}}}, r"learner\.rule\.name = 'gxpo', this run has 'sfpo'"),
         ({"learner": {"rule": {"name": "gxpo", "k": 7}}}, r"learner\.rule\.k = 3, this run has 7"),
         ({"seed": 1}, r"seed = 0, this run has 1"),
         ({"model": {"path": "org/other"}}, r"model\.path = 'starter', this run has 'org/other'; resume"),

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from gxpo_trainer.compare.rows import flatten
-from gxpo_trainer.config.io import build, to_toml
+from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.reporting.outcome import OUTCOME
 from gxpo_trainer.reporting.reading import IDENTITY, load_run, read_evaluations, read_identity
 from gxpo_trainer.studies import definition
-from gxpo_trainer.training.checkpoints import MAY_CHANGE, MAY_CHANGE_WITHIN
+from gxpo_trainer.training.checkpoints import first_difference
 
 REGISTERED = "registered.json"
 """The study as it was before its first run, in its folder."""
@@ -150,23 +149,16 @@ def read_result(study: definition.Study, root: Path, key: definition.RunKey) -> 
 
 def _check_settings(study: definition.Study, key: definition.RunKey, folder: Path) -> None:
     """Raises ConfigError naming the first setting in which the folder's run differs from the study's."""
-    # Read as a config of today: a setting that is newer than the run has its default in both.
-    begun = build(read_identity(folder)["config"], source=str(folder / IDENTITY))
-    configs = (config.model_dump(mode="json") for config in (begun, definition.run_config(study, key)))
-    then, now = ({name: text for name, text in flatten(config).items() if text != "null"} for config in configs)
-    for name in then | now:
-        before, after = (settings.get(name, "none") for settings in (then, now))
-        if before != after and not _may_change(name):
-            raise ConfigError(
-                f"{folder} is of a run with {name} = {before}, the study has {after}; restore the earlier value, "
-                "delete the folder to repeat the run, or give the changed study another --out"
-            )
-
-
-def _may_change(name: str) -> bool:
-    """Whether a setting changes neither what a run learns nor how that is measured."""
-    part, _, rest = name.partition(".")
-    if part in ("budget", "evaluation") or name in ("verifier.answer", "verifier.rewards"):
-        return False
-    # A run holds the commit of its model's revision.
-    return part in MAY_CHANGE or rest in MAY_CHANGE_WITHIN.get(part, ()) or rest == "revision"
+    config = definition.run_config(study, key)
+    begun = read_identity(folder)["config"]
+    # A run holds the commits of its models.
+    for part in ("model", "teacher"):
+        if (own := getattr(config, part)) is not None and begun.get(part):
+            pinned = own.model_copy(update={"revision": begun[part].get("revision")})
+            config = config.model_copy(update={part: pinned})
+    if (difference := first_difference(config, folder, more=("budget", "evaluation"))) is not None:
+        name, before, after = difference
+        raise ConfigError(
+            f"{folder} is of a run with {name} = {before!r}, the study has {after!r}; restore the earlier value, "
+            "delete the folder to repeat the run, or give the changed study another --out"
+        )

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,20 +209,27 @@ def _sync_tree(folder: Path) -> None:
 
 def check_same_run(checkpoint: Checkpoint, config: RunConfig, out_dir: Path) -> None:
     """Raises CheckpointError naming the first setting that differs from the run that wrote the checkpoint."""
+    if (difference := first_difference(config, out_dir)) is not None:
+        name, before, after = difference
+        raise CheckpointError(
+            f"{checkpoint.path} was written with {name} = {before!r}, this run has {after!r}; "
+            "resume with the earlier value, or start a new run in another folder"
+        )
+
+
+def first_difference(config: RunConfig, out_dir: Path, more: Collection[str] = ()) -> tuple[str, Any, Any] | None:
+    """The first setting in which a folder's run differs in what its steps compute: name, value then and now.
+
+    more: parts of MAY_CHANGE that count as well.
+    """
     # Read as a config of today: a setting that is newer than the run has its default in both.
     begun = build(read_identity(out_dir)["config"], source=str(out_dir / IDENTITY))
-    then, now = (_decisive(c.model_dump(mode="json")) for c in (begun, config))
-    for part in now:
-        if (difference := _difference(part, then.get(part), now[part])) is not None:
-            name, before, after = difference
-            raise CheckpointError(
-                f"{checkpoint.path} was written with {name} = {before!r}, this run has {after!r}; "
-                "resume with the earlier value, or start a new run in another folder"
-            )
+    then, now = (_decisive(c.model_dump(mode="json"), more) for c in (begun, config))
+    return next((found for part in now if (found := _difference(part, then.get(part), now[part]))), None)
 
 
-def _decisive(config: dict[str, Any]) -> dict[str, Any]:
-    kept = {part: value for part, value in config.items() if part not in MAY_CHANGE}
+def _decisive(config: dict[str, Any], more: Collection[str]) -> dict[str, Any]:
+    kept = {part: value for part, value in config.items() if part not in MAY_CHANGE or part in more}
     for part, free in MAY_CHANGE_WITHIN.items():
         kept[part] = {name: value for name, value in config[part].items() if name not in free}
     return kept | {"verifier": {name: config["verifier"].get(name) for name in ("answer", "rewards")}}
@@ -230,7 +237,8 @@ def _decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def _difference(name: str, then: Any, now: Any) -> tuple[str, Any, Any] | None:
     if isinstance(then, dict) and isinstance(now, dict):
-        for key in sorted({*then, *now}):
+        # The choice of a rule or a loss first: the others follow from it.
+        for key in sorted({*then, *now}, key=lambda key: (key not in ("name", "surrogate"), key)):
             difference = _difference(f"{name}.{key}", then.get(key), now.get(key))
             if difference is not None:
                 return difference

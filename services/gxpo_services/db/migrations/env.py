@@ -18,7 +18,7 @@ _LOCK = 0x6778706F  # "gxpo"
 def run() -> None:
     engine = make_engine(context.config.attributes["url"])
     if engine.dialect.name == "sqlite":
-        # A table that is made anew is dropped in between, which would delete the rows that refer to it. Not possible
+        # Rebuilding a table drops it, which would delete the rows that refer to it. Not possible
         # within a transaction.
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
     try:
