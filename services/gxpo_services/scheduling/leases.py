@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.principals import hash_token, new_token
@@ -32,7 +32,8 @@ def renew(session: Session, owner: str, until: float, before: float) -> dict[str
     """
     # One that ends later than a new one is of before the clock was set back.
     due = or_(Run.lease_expires_at < before, Run.lease_expires_at > until)
-    query = update(Run).where(Run.lease_owner == owner, IS_EXECUTING, due).values(lease_expires_at=until)
+    unlocked = _unlocked(Run.lease_owner == owner, due)
+    query = update(Run).where(Run.number.in_(unlocked)).values(lease_expires_at=until)
     session.execute(query.execution_options(synchronize_session=False))
     rows = session.execute(select(Run.id, Run.lease_token).where(Run.lease_owner == owner, IS_EXECUTING))
     return dict(rows.all())
@@ -43,10 +44,14 @@ def take_over(session: Session, owner: str, now: float, until: float) -> dict[st
     expired = or_(Run.lease_expires_at < now, Run.lease_expires_at > until + (until - now))
     free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), expired)
     values = {"lease_owner": owner, "lease_token": Run.lease_token + 1, "lease_expires_at": until}
-    # Without waiting for rows that another scheduler or a trainer has locked: two that wait can be a deadlock.
-    orphans = select(Run.number).where(IS_EXECUTING, free).with_for_update(skip_locked=True)
-    query = update(Run).where(Run.number.in_(orphans)).values(values).returning(Run.id, Run.lease_token)
+    query = update(Run).where(Run.number.in_(_unlocked(free))).values(values).returning(Run.id, Run.lease_token)
     return dict(session.execute(query.execution_options(synchronize_session=False)).all())
+
+
+def _unlocked(*conditions: ColumnElement[bool]) -> Select[int]:
+    """Executing runs that no other transaction has locked; the others have their turn in the next round. Two
+    transactions that each wait for a row of the other are a deadlock."""
+    return select(Run.number).where(IS_EXECUTING, *conditions).with_for_update(key_share=True, skip_locked=True)
 
 
 def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from support.scheduling import PAUSE_S, Cluster, write_outcome
 
 from gxpo_services.api.fields import new_id
+from gxpo_services.db.tables import Run
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.launcher import JobStatus, kill_orphaned_trainer
@@ -328,3 +330,18 @@ def test_a_lease_is_renewed_when_a_third_of_it_has_passed(cluster: Cluster) -> N
         scheduler.tick()
         expires_at.append(cluster.get(run_id).lease_expires_at - cluster.clock.now)
     assert expires_at == [26.0, 22.0, 30.0, 26.0]
+
+
+def test_renewing_leases_waits_for_no_other_transaction(cluster: Cluster) -> None:
+    if cluster.database.is_sqlite:
+        pytest.skip("SQLite locks no rows")
+    scheduler = cluster.scheduler(lease_s=30.0)
+    locked, other = (cluster.running(scheduler) for _ in range(2))
+    cluster.clock.passes(12.0)
+    with cluster.database.writing() as change:
+        change.execute(select(Run.number).where(Run.id == locked).with_for_update())
+        scheduler.tick()
+    left = {run_id: cluster.get(run_id).lease_expires_at - cluster.clock.now for run_id in (locked, other)}
+    assert left == {locked: 18.0, other: 30.0}
+    scheduler.tick()
+    assert cluster.get(locked).lease_expires_at - cluster.clock.now == 30.0
