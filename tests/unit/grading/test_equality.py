@@ -80,6 +80,11 @@ def test_expressions_are_equal_as_functions() -> None:
         (r"\sin^2 x + \cos^2 x", "1"): True, (r"\sqrt[4]{x^4}", "x"): False, (r"\tan^2(y)+1", r"\sec^2(y)"): True,
         (r"\frac{n(n+1)(2 n+1)}{6}", r"\frac{2n^3+3n^2+n}{6}"): True, (r"e^{i\pi}", "-1"): True,
         (r"(v/g)^{1/n}", r"v^{1/n}/g^{1/n}"): True, (r"(-1)^n", r"\cos(n\pi)"): True,
+        # As many digits as the values have.
+        (r"10^{40}\sqrt{2}+1", r"10^{40}\sqrt{2}"): False, (r"2^{200}\pi-1", r"2^{200}\pi"): False,
+        (r"3^{2022}\sqrt{3}", r"\sqrt{3}*3^{2022}"): True, (r"3^{2022}\sqrt{3}+1", r"\sqrt{3}*3^{2022}"): False,
+        ("2*2^{30000}", "2^{30001}"): True, ("2^{30000}-1", "2^{30000}"): False, ("2023*2022!", "2023!"): True,
+        (r"\binom{2023}{1011}", r"\frac{2023!}{1011!*1012!}"): True, (r"\sqrt{2}*2023!", r"2023!*\sqrt{2}+1"): False,
         (r"\frac{1}{2}", r"\frac{1}{3}"): False, ("f(x)", "f(y)"): False, (r"\frac{dy}{dx}", r"\frac{y}{x}"): False,
         ("10^{30}", "10^{30}+1"): False, ("i", "-i"): False, (r"\lceil n/2 \rceil + 1", "2"): False,
         ("I(0)", "0"): False, (r"\ln(x^2)", r"2\ln x"): False, (r"\arctan(\tan x)", "x"): False,
@@ -120,6 +125,12 @@ def same_answer(gold: str, answer: str) -> bool | None:
         # Of brackets around three values only their order counts, around two they may be an interval.
         ("(1, 2, 3)", ["[1, 2, 3]", "1, 2, 3"], ["[1, 3, 2]"]),
         ("(1, 2)", ["1, 2"], ["(2, 1)", "2, 1", "[1, 2]", r"\{1, 2\}"]),
+        # Coordinates of a point by their names.
+        ("(2, -1)", ["y = -1, x = 2", "x = 2, y = -1", "n = 2, k = -1", r"\begin{cases} x = 2 \\ y = -1 \end{cases}"],
+         ["y = 2, x = -1", "k = 2, n = 1"]),
+        # A system is the list of its equations.
+        ("x = 1, y = 2", [r"\begin{aligned} x &= 1 \\ y &= 2 \end{aligned}"],
+         [r"\begin{cases} x = 2 \\ y = 1 \end{cases}"]),
         ("[1, 2]", ["[1, 2]"], ["(1, 2)", "1, 2"]),
         # Sets have no order, and a repeated element counts once; a set is no tuple.
         (r"\{1, 2\}", [r"\{2, 1\}", r"\{1, 2, 2\}", "2, 1"], [r"\{1, 2, 3\}", "(1, 2)", "1, 2, 2", r"\{1\}"]),

@@ -54,6 +54,8 @@ def test_the_final_answer_is_extracted() -> None:
         # The last line, when nothing is called the answer.
         "We count the apples and there are 12 km left.": "12 km",
         "We count the apples and there are 12 of them, not 13.": "12",
+        "We count the apples: it cannot be 12 and so there are 13, never 14.": "13",
+        "We take it: the correct option is B": "B",
         "We count them. There are 12, which is 3 more than 9.": "9",
         "We count them. There are 12, because it is 3 more than 9.": "12",
         "Because of the 3 sides we get the sum $x = 4$ and then 5.": "5",
@@ -98,6 +100,9 @@ def test_two_boxes_are_joined_by_a_conjunction_or_a_comma() -> None:
 
 
 def test_boxes_are_found_with_their_places() -> None:
+    repeated = {" ": "5", " = ": "5", "$\n$": "5", ", ": "5, 5", " and ": "5, 5"}
+    assert {between: text_of(rf"\boxed{{5}}{between}\boxed{{5}}") for between in repeated} == repeated
+    assert text_of(r"\boxed{4}, \boxed{5} \boxed{5}") == "4, 5"
     text = r"a \boxed{1{2}} b \fbox {3} c \boxed 4. d \boxed{5"
     assert [(text[box.start : box.end], box.content) for box in extract.find_boxes(text)] == [
         (r"\boxed{1{2}}", "1{2}"),

@@ -221,3 +221,5 @@ def test_numbers_of_every_kind_are_rewards_and_every_component_that_returns_none
     first, last = str(caught.value).split("; ")
     assert first.startswith("reward part0: ValueError: xxx")
     assert last == "reward part2 returned '0.5', which is not a finite number"
+    with pytest.raises(RewardFailed, match=r"^the weighted sum of the rewards is inf$"):
+        scored_by(lambda sample: 1e308)

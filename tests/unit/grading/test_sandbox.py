@@ -107,7 +107,11 @@ def test_the_last_python_block_is_the_code() -> None:
     codes = {
         "x = 1": "x = 1",
         "```python\na\n```\nBetter:\n```py\nb\n```\nDone.": "b\n",
-        "```\nno language\n```": "```\nno language\n```",
+        # Models often name no language; blocks of other languages are no code.
+        "It is\n```\nno language\n```\nDone.": "no language\n",
+        "```\nprinted\n```\n```python3\na\n```\n```\nprinted\n```": "a\n",
+        "```bash\npip\n```\nThen\n```python\na\n```": "a\n",
+        "```bash\npip\n```": "```bash\npip\n```",
         "```Python  \ncut off": "cut off",
     }
     assert {response: code_of(response) for response in codes} == codes

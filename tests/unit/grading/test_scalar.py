@@ -20,7 +20,15 @@ from gxpo_trainer.grading.units import Unit, number_from_words, parse_unit, spli
         ("0.28", ["28%"], []),
         (r"90^\circ", ["90", r"\frac{\pi}{2}", r"\frac{\pi}{2}\text{ rad}"], [r"\pi", r"\pi \text{ rad}"]),
         (r"\frac{\pi}{2}", [r"90^\circ"], []),
-        (r"100^\circ C", ["100"], []),
+        (r"100^\circ C", ["100", r"100^\circ"], [r"100^\circ F", "100 K", r"100\text{ radians}"]),
+        # Words that make it another number, or none; digits or words for large ones.
+        ("2", [r"2\text{ (double root)}", r"2\text{ more than before}", r"2\text{ up to a sign}"], ["twice 2"]),
+        ("5", [r"\text{exactly } 5"], [r"\text{at least } 5", "less than 5", r"\text{not } 5", r"5\text{ or more}",
+                                      r"\text{half of } 5", r"5\text{ dozen}", "5 hundred", "negative 5"]),
+        (r"\text{at least } 5", ["at least 5"], ["5", r"\text{at most } 5"]),
+        ("-5", [r"\text{negative } 5", "minus 5"], []),
+        ("500", ["5 hundred", "five hundred"], ["five hundred one"]),
+        ("1.6 x 10^-19", [r"1.6 \times 10^{-19}", "1.6e-19"], [r"1.6 \times 10^{-18}"]),
         (r"\sin 30^\circ", [r"\frac{1}{2}"], []),
         # Units: both stated, quantities; one stated, the number; bare letters, either.
         (r"5 \text{ km}", [r"5000 \text{ m}", "5"], [r"5 \text{ m}", r"5 \text{ kg}"]),
@@ -70,7 +78,7 @@ def test_single_values_are_compared_for_what_they_say(gold: str, same: list[str]
 @pytest.mark.parametrize(
     ("text", "value", "mark", "unit", "words"),
     [
-        ("5", 5, "", False, None), ("5%", 5, "%", False, None), (r"5^\circ C", 5, "°", False, None),
+        ("5", 5, "", False, None), ("5%", 5, "%", False, None), (r"5^\circ C", 5, "°C", False, None),
         (r"5 \text{ km}", 5, "", True, None), ("5 km", 5, "", True, None), (r"5 \text{ dogs}", 5, "", False, None),
         (r"\text{five}", 5, "", False, "five"), (r"\text{about } 5", 5, "", False, None), ("21st", 21, "", False, None),
         (r"\text{Tiger}", None, "", False, "tiger"), (r"\int x", None, "", False, None), ("", None, "", False, None),
@@ -118,6 +126,7 @@ def test_units_are_told_from_products_of_letters() -> None:
         r"x\Omega": (r"x\Omega", ""), r"\pi m": (r"\pi m", ""), r"2\pi  cm ": (r"2\pi", "cm"),
     }  # fmt: skip
     assert {text: split_unit(text) for text in parts} == parts
+    assert split_unit("5" + " m" * 31) == ("5 m", " ".join("m" * 30)), "each word takes a search"
 
 
 def test_units_have_a_size_and_a_dimension() -> None:
@@ -146,6 +155,9 @@ def test_units_have_a_size_and_a_dimension() -> None:
 def test_number_words_are_numbers() -> None:
     values = {
         "four": 4, "twenty-one": 21, "zero": 0, "nineteen": 19, "ninety-nine": 99, "hundred": 100,
-        "thousand": 1000, "two 3": None, "two dogs": None, "east": None, "and": None, "x": None,
+        "thousand": 1000, "one hundred": 100, "two hundred five": 205, "three million two thousand sixty-one": 3002061,
+        "fifteen hundred": 1500, "twenty zero": None, "one two": None, "twenty thirty": None, "ten five": None,
+        "thousand million": None, "one hundred zero": 100, "hundred hundred": None,
+        "two 3": None, "two dogs": None, "east": None, "and": None, "x": None,
     }  # fmt: skip
     assert {text: number_from_words(text) for text in values} == values

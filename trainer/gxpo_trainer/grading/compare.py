@@ -34,6 +34,9 @@ def answers_equal(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(gold, Scalar) and isinstance(answer, Scalar):
         return scalars_equal(gold.text, answer.text)
     a, b = as_intervals(gold), as_intervals(answer)
+    names = _solved_for(gold), _solved_for(answer)
+    if all(names) and names[0] != names[1] and not any("(" in name for name in names[0] | names[1]):
+        a = None  # conditions on different letters
     if a is not None and b is not None and (a, b) != (gold, answer):
         return answers_equal(a, b)
     if isinstance(gold, Sequence) and isinstance(answer, Sequence):
@@ -69,8 +72,14 @@ def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
     if len(a) != len(b) or not _brackets_agree(gold, answer):
         return False
     if gold.opening in ("(", "[") or (answer.opening in ("(", "[")):
-        return _ordered(map(_value, a), map(_value, b))
+        return _ordered(map(_value, _by_coordinate(a)), map(_value, _by_coordinate(b)))
     return _lists(a, b)
+
+
+def _by_coordinate(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    """Values of x, y and z in this order; other items as they are."""
+    names = [assigned_name(item) or "" for item in items]
+    return tuple(sorted(items, key=lambda item: assigned_name(item) or "")) if {*names} <= {*"xyz"} else items
 
 
 def _is_set(sequence: Sequence, items: tuple[Answer, ...]) -> bool:
@@ -167,7 +176,8 @@ def _matrices(gold: Answer, answer: Answer) -> bool | None:
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
 _NAME = re.compile(
     r"(?:\\text\{[^{}]*\}\s*)|(?:\\?[A-Za-z]+(?:_\s*(?:\{[^{}]*\}|[0-9A-Za-z]))?'*\s*)+(?:\([^()=]*\))?|\|[^|]*\||\([A-Za-z\s,_0-9{}\\]*\)"
-    r"|\\frac\{[A-Z]+\}\{[A-Z]+\}|\\angle.*|\\frac\{(?:d|\\partial)[^{}]*\}\{(?:d|\\partial)[^{}]*\}|[A-Za-z]\^\{-1\}\([a-z]\)"
+    r"|\\(?:bar|vec|hat|tilde|mathbf|mathbb|over\w+)\s*(?:\{[^{}]*\}|[A-Za-z])(?:_\{?\w\}?)?(?:[\[(][^\[\]()=]*[\])])?"
+    r"|[A-Za-z]\[[^\[\]=]*\]|\\frac\{[A-Z]+\}\{[A-Z]+\}|\\angle.*|\\frac\{(?:d|\\partial)[^{}]*\}\{(?:d|\\partial)[^{}]*\}|[A-Za-z]\^\{-1\}\([a-z]\)"
 )
 _SUM_OF_NAMES = re.compile(r"[A-Za-z](?:_\{?\w\}?)?(?:\s*[+-]\s*[A-Za-z](?:_\{?\w\}?)?)+")
 """`a + b + c`, as in a question for the sum."""
@@ -261,13 +271,18 @@ def as_intervals(answer: Answer) -> Answer | None:
         return None
     if isinstance(answer, Sequence) and answer.opening:
         return answer
-    relations = [item for item in answer.items if isinstance(item, Relation)]
-    names = {side for relation in relations for side in relation.sides if _is_name(side)}
     parts = [as_intervals(item) for item in answer.items]
-    if None in parts or len(names) > 1 or (isinstance(answer, Sequence) and len(relations) < len(parts)):
+    relations = all(isinstance(item, Relation) for item in answer.items)
+    if None in parts or len(_solved_for(answer)) > 1 or (isinstance(answer, Sequence) and not relations):
         return None
     nested = (part.items if isinstance(part, Union) else (part,) for part in parts if part is not None)
     return Union("", tuple(itertools.chain.from_iterable(nested)))
+
+
+def _solved_for(answer: Answer) -> set[str]:
+    """The names that are sides of the relations of an answer."""
+    items = answer.items if isinstance(answer, Sequence | Union) else (answer,)
+    return {side for item in items if isinstance(item, Relation) for side in item.sides if _is_name(side)}
 
 
 def _solved(relation: Relation) -> Answer | None:

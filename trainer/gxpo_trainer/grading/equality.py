@@ -2,9 +2,10 @@
 
 Rational constants are compared exactly. Everything else is evaluated at fixed pseudo-random points: on both signs, from
 a twentieth to hundreds, and where functions branch (an absolute value, a root, a logarithm, a maximum) around all
-constants of both sides. Two sides that agree in double precision at all of them, and in `DIGITS - 10` digits at
-`PRECISE_POINTS`, are equal: by Schwartz-Zippel for polynomials, and for elementary functions no identity is known to
-fail it. Points where a side leaves the reals are left out unless a side is complex.
+constants of both sides. Two sides that agree in double precision at all of them, and in `DIGITS - 10` digits (of what
+is larger than 1, so many behind the point) at `PRECISE_POINTS`, are equal: by Schwartz-Zippel for polynomials, and for
+elementary functions no identity is known to fail it. Points where a side leaves the reals are left out unless a side is
+complex.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from gxpo_trainer.grading.expression import Node
 from gxpo_trainer.grading.latex import TooLarge
 
 DIGITS = 40
-MAX_BITS = 20_000
-MAX_FACTORIAL = 2_000
+MAX_DIGITS = 256 * DIGITS
+"""To which an irrational value is computed."""
+MAX_BITS = 100_000
+MAX_FACTORIAL = 5_000
 MAX_LOG = 200_000.0
 """Of a computed power or exponential, as a natural logarithm of its size."""
 _LARGEST = {
@@ -37,6 +40,11 @@ _LARGEST = {
 }
 """Size of the arguments that a function is computed for."""
 _CHOSEN: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max, "floor": math.floor, "ceil": math.ceil}
+_COUNTS: dict[str, Callable[..., int]] = {
+    "factorial": math.factorial,
+    "factorial2": lambda n: math.prod(range(n, 0, -2)),
+    "binomial": math.comb,
+}
 _ARITHMETIC = {"add": operator.add, "mul": operator.mul, "div": operator.truediv}
 
 
@@ -57,9 +65,9 @@ def no_symbols(name: str) -> Fraction:
 
 
 @functools.cache
-def precise() -> Any:
+def precise(digits: int = DIGITS) -> Any:
     context = mpmath.mp.clone()
-    context.dps = DIGITS
+    context.dps = digits
     return context
 
 
@@ -152,13 +160,9 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction:
 def _exact_call(name: str, values: list[Fraction]) -> Fraction:
     if name in _CHOSEN:
         return Fraction(_CHOSEN[name](*values))
-    counted = all(value.denominator == 1 and 0 <= value <= MAX_FACTORIAL for value in values)
-    if not counted or name not in ("factorial", "factorial2", "binomial"):
+    if name not in _COUNTS or not all(value.denominator == 1 and 0 <= value <= MAX_FACTORIAL for value in values):
         raise _Irrational
-    integers = [int(value) for value in values]
-    if name == "factorial2":
-        return Fraction(math.prod(range(integers[0], 0, -2)))
-    return Fraction(math.factorial(integers[0]) if name == "factorial" else math.comb(*integers))
+    return Fraction(_COUNTS[name](*map(int, values)))
 
 
 def _power(base: Any, exponent: Any, context: Any, real: bool) -> Any:
@@ -179,6 +183,8 @@ def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
         raise TooLarge
     if name in _CHOSEN and name not in ("floor", "ceil"):
         return _CHOSEN[name](*values)
+    if name in _COUNTS and all(value == int(context.re(value)) and 0 <= value <= MAX_FACTORIAL for value in values):
+        return context.mpf(_COUNTS[name](*map(int, values)))  # mpmath takes seconds for thousands of digits
     if name in ("ln", "log"):
         if x == 0 or (real and x < 0):
             raise Undefined
@@ -284,6 +290,8 @@ def _agree(a: Node, b: Node, *, real: bool, tolerance: Fraction | None) -> bool 
 
     Raises TooLarge when no point has a value and one was too large for it.
     """
+    if not symbols(a) and not symbols(b):
+        return _equal_precisely(a, b, no_symbols, real, tolerance)
     # Of several letters some are positive by their meaning: (v/g)^{1/n} is v^{1/n}/g^{1/n}.
     narrow = len(symbols(a)) == 1 and symbols(a) == symbols(b)
     valid = checked = 0
@@ -305,7 +313,7 @@ def _agree(a: Node, b: Node, *, real: bool, tolerance: Fraction | None) -> bool 
             checked += 1
             if not _equal_precisely(a, b, point, real, tolerance):
                 return False
-    if valid >= (NEEDED_POINTS if symbols(a) | symbols(b) else 1):
+    if valid >= NEEDED_POINTS:
         return True
     if too_large:
         raise TooLarge
@@ -323,17 +331,26 @@ def _try(node: Node, point: Point, real: bool) -> Any:
     return TooLarge() if abs(value) > 1e290 or 0 < abs(value) < 1e-290 else value
 
 
-def _equal_precisely(a: Node, b: Node, point: Point, real: bool, tolerance: Fraction | None) -> bool:
-    context = precise()
+def _equal_precisely(
+    a: Node, b: Node, point: Point, real: bool, tolerance: Fraction | None, digits: int = DIGITS
+) -> bool | None:
+    """Whether the values agree to `DIGITS - 10` digits, of those above 1 behind the point; None where one is undefined.
+
+    Raises TooLarge.
+    """
+    context = precise(digits)
     try:
         fine_a, fine_b = (value_at(node, context, point, real) for node in (a, b))
     except Undefined:
-        return False
+        return None
     scale = max(abs(fine_a), abs(fine_b))
-    limit = context.mpf(10) ** (10 - DIGITS) * max(scale, context.mpf(10) ** -20)
     if tolerance is not None:
-        limit = context.mpf(tolerance.numerator) / tolerance.denominator * scale
-    return bool(abs(fine_a - fine_b) <= limit)
+        return bool(abs(fine_a - fine_b) <= context.mpf(tolerance.numerator) / tolerance.denominator * scale)
+    if scale > context.mpf(10) ** (digits - DIGITS + 5):
+        if digits >= MAX_DIGITS:
+            raise TooLarge
+        return _equal_precisely(a, b, point, real, tolerance, 2 * digits)
+    return bool(abs(fine_a - fine_b) <= context.mpf(10) ** (10 - DIGITS) * min(1, max(scale, context.mpf(10) ** -20)))
 
 
 def proportional(a: Node, b: Node) -> int:

@@ -4,9 +4,10 @@ The grammar covers what final answers consist of: numbers, letters with subscrip
 fractions, mixed numbers, elementary functions, binomials, factorials, absolute values, floor and ceiling. Everything
 else (sums, integrals, matrices, prose) raises `Unsupported` and is left to math-verify.
 
-Conventions, where LaTeX leaves a choice: `a/bc` is (a/b)c; `-x^2` is -(x^2); `2\frac{1}{3}` is the mixed number
-7/3; `\sin 2x` takes the factors up to the next +, -, relation or function; `f(x)`, `g(x)`, ... are applications
-of an unknown function, `x(x+1)` is a product; `e` and `i` are the constants; letters side by side multiply.
+Conventions, where LaTeX leaves a choice: `a/bc` is (a/b)c; `-x^2` is -(x^2); `2^10` is 2^{10}; `2\frac{1}{3}` is the
+mixed number 7/3; `\sin 2x` takes the factors up to the next +, -, relation or function; `f(x)`, `g(x)`, ... are
+applications of an unknown function, `x(x+1)` is a product; `e` and `i` are the constants; letters side by side
+multiply.
 """
 
 from __future__ import annotations
@@ -135,15 +136,19 @@ class _Parser:
         if self.accept("\\circ"):
             return Node("div", (Node("mul", (node, Node("const", name="pi"))), number(180)))
         # 2^2^3, which LaTeX forbids and programmers write, is 2^(2^3).
-        powers = [node, self.argument()]
+        powers = [node, self._exponent()]
         while self.accept("^"):
-            powers.append(self.argument())
+            powers.append(self._exponent())
         if len(powers) > MAX_DEPTH:
             raise Unsupported("nested too deeply")
         return functools.reduce(lambda exponent, base: Node("pow", (base, exponent)), reversed(powers))
 
+    def _exponent(self) -> Node:
+        """A braced group or a single token; 10^12 and 10^-12, which LaTeX sets otherwise, are those of programmers."""
+        return Node("neg", (self._exponent(),)) if self.accept("-") else self._primary()
+
     def argument(self) -> Node:
-        """The argument of ^, \\frac or \\sqrt: a braced group, or a single token (one digit of a number)."""
+        """The argument of \\frac or \\sqrt: a braced group, or a single token (one digit of a number)."""
         token = self.peek()
         if token[:1].isdecimal() and len(token) > 1:
             self._tokens[self._at] = token[1:]

@@ -42,7 +42,7 @@ _REMARK = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<!i\.e)(?<!e\.g)[.!?]\s|。|\n")
-_NEGATED = re.compile(r"\bnot\s+(?:\w+\s+)?$", re.IGNORECASE)
+_NEGATED = re.compile(r"\b(?:not|cannot|never)\s+(?:\w+\s+)?$", re.IGNORECASE)
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\uffef]")
 _HASHES = re.compile(r"(?:^[ \t]*|\s)#{4,}[ \t]*(?P<rest>[^\n#]+)$", re.MULTILINE)
 _FORMULA = re.compile(
@@ -115,12 +115,15 @@ def boxed_answer(text: str) -> tuple[str, int] | None:
     boxes = find_boxes(text)
     if not boxes:
         return None
-    parts = [boxes[-1]]
+    parts, start = [boxes[-1].content.strip()], boxes[-1].start
     for box in reversed(boxes[:-1]):
-        if not _joined(text[box.end : parts[0].start]):
+        between, content = text[box.end : start], box.content.strip()
+        if not _joined(between):
             break
-        parts.insert(0, box)
-    return ", ".join(box.content.strip() for box in parts), boxes[-1].end
+        if content != parts[0] or re.search("[,;A-Za-z]", between):  # else the same answer twice
+            parts.insert(0, content)
+        start = box.start
+    return ", ".join(parts), boxes[-1].end
 
 
 def every_box(response: str) -> str | None:

@@ -175,7 +175,9 @@ def spacing(s: str) -> str:
 
 
 def plain_operators(s: str) -> str:
-    """Programmers' signs: **, <=, >=, !=, ==."""
+    """Programmers' signs: **, <=, >=, !=, ==, `3 x 10^8`; `negative 5` is -5."""
+    s = re.sub(r"(?<=[0-9])\s*x\s*(?=10\s*\^)", "\\\\times ", s)
+    s = re.sub(r"^\s*(?:\\text\s*\{\s*)?(?:negative|minus)\s*\}?\s*(?=[0-9\\])", "-", s, flags=re.IGNORECASE)
     s = s.replace("**", "^").replace("<=", "\\le ").replace(">=", "\\ge ").replace("!=", "\\ne ").replace("==", "=")
     s = re.sub(r"\^\s*(?:\{\s*((?:\\prime\s*)+)\}|(\\prime))", lambda match: "'" * match.group().count("prime"), s)
     return s.replace("+-", "\\pm ") if s.startswith("+-") else re.sub(r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}", s)
@@ -207,7 +209,7 @@ def choose(s: str) -> str:
 def magnitudes(s: str) -> str:
     r"""3.5 million -> 3.5 \times 10^{6}."""
     return re.sub(
-        r"(?<=[0-9])\s*(?:\\text\{\s*)?(thousand|million|billion|trillion)s?(?![A-Za-z])(?:\s*\})?",
+        r"(?<=[0-9])\s*(?:\\text\{\s*)?(hundred|thousand|million|billion|trillion)s?(?![A-Za-z])(?:\s*\})?",
         lambda match: f" \\times 10^{{{len(str(number_from_words(match[1]))) - 1}}}",
         s,
         flags=re.IGNORECASE,

@@ -153,9 +153,12 @@ class Scorer:
             except Exception as error:  # third-party code may raise anything
                 reason = f" returned {error}" if isinstance(error, NoNumber) else f": {type(error).__name__}: {error}"
                 problems.append(f"reward {label}{reason}"[:_LONGEST_PROBLEM])
+        score = sum(weight * values[label] for label, weight, _ in parts if label in values)
+        if not math.isfinite(score):
+            problems.append(f"the weighted sum of the rewards is {score}")
         if problems:
             raise RewardFailed("; ".join(problems))
-        return {"components": values, "score": sum(weight * values[label] for label, weight, _ in parts)}
+        return {"components": values, "score": score}
 
 
 def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Reward:

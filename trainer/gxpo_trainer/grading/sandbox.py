@@ -250,9 +250,11 @@ def seccomp_filter(machine: str) -> bytes:
 
 
 def code_of(response: str) -> str:
-    """The last block of Python code, or all of the response where it has none."""
-    blocks = re.findall(r"```(?:python|py)[^\S\n]*\n(.*?)(?:```|\Z)", response, re.DOTALL | re.IGNORECASE)
-    return str(blocks[-1]) if blocks else response
+    """The last block of Python code, else the last one of no language, or all of the response where it has neither."""
+    blocks = re.findall(r"```([\w+#.-]*)[^\S\n]*\n(.*?)(?:```|\Z)", response, re.DOTALL)
+    python = [code for language, code in blocks if language.lower() in ("python", "py", "python3")]
+    plain = [code for language, code in blocks if not language]
+    return str((python or plain or [response])[-1])
 
 
 def _checked(tests: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from gxpo_trainer.grading.engine import engine_equal
 from gxpo_trainer.grading.equality import expressions_equal, symbols
 from gxpo_trainer.grading.expression import Node, number, parse_expression
 from gxpo_trainer.grading.latex import Unsupported, same_tokens
-from gxpo_trainer.grading.units import WORDS, Unit, number_from_words, parse_unit, split_unit
+from gxpo_trainer.grading.units import PHRASES, WORDS, Unit, number_from_words, parse_unit, split_unit
 
 _BASE = re.compile(
     r"(?P<sign>-?)\(?(?P<digits>[0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_\{?(?:\\text\{)?(?P<base>[0-9]{1,2}|[a-z]+)\}?\}?"
@@ -34,13 +34,17 @@ _LEADING_TEXT = re.compile(r"\\text\{[^{}]*\}\s*(?=[-0-9\\(])")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)
 _SHORT_WORDS = frozenset("no on yes not odd max min all any day mon tue wed thu fri sat sun".split())
+_CHANGED = re.compile(
+    rf"(?<![A-Za-z\\])(?:(?:{PHRASES['before_number']})\s*\}}?\s*[-+(]*[0-9\\]|(?:{PHRASES['after_number']})(?![A-Za-z]))",
+    re.IGNORECASE,
+)
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|cis)")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The meaning of a scalar. `node` is its value without mark and unit; `words` are its letters when it has nothing
-    else."""
+    """The meaning of a scalar. `node` is its value without mark (`%`, `°`, `°C`) and unit; `words` are its letters when
+    it has nothing else, or words that say that another value is meant (`less than 5`)."""
 
     node: Node | None
     mark: str = ""
@@ -80,13 +84,16 @@ def has_letters(text: str) -> bool:
 def read(text: str) -> Reading:
     """The reading of one scalar. Raises TooLarge."""
     words = _as_words(text)
+    if words is None and _CHANGED.search(text):
+        return Reading(None, words=" ".join(_unwrapped(text).casefold().split()))
     value, behind = split_unit(_ORDINAL.sub(r"\1", text) if "^" in text or text[-1:].isalpha() else text)
     unit = parse_unit(behind) if behind else None
     mark = "%" if value.endswith("%") else ""
     value = value.removesuffix("%")
     # In `\sin 30^\circ` the degrees stay.
     if not mark and "\\circ" in value and not _TRIGONOMETRIC.search(value):
-        value, mark = re.sub(r"\^\\circ(?:\s*[CFK](?![A-Za-z]))?", "", value), "°"
+        scale = re.search(r"\^\\circ\s*([CFK]?)(?![A-Za-z])", value)
+        value, mark = re.sub(r"\^\\circ(?:\s*[CFK](?![A-Za-z]))?", "", value), f"°{scale[1] if scale else ''}"
     if words is not None and (spelled := number_from_words(_unwrapped(text))) is not None:
         return Reading(number(spelled), words=words)
     node = _parsed(value)
@@ -105,6 +112,12 @@ def _parsed(text: str) -> Node | None:
 
 
 def _values_equal(gold: Reading, answer: Reading) -> bool:
+    if any(mark[1:] for mark in (gold.mark, answer.mark)):
+        # Temperatures of one scale, or without one.
+        alike = gold.mark == answer.mark or "" in (gold.mark, answer.mark) or "°" in (gold.mark, answer.mark)
+        if gold.unit or answer.unit or not alike:
+            return False
+        gold, answer = replace(gold, mark=""), replace(answer, mark="")
     # 45° against a unit such as radians is a quantity too.
     degrees = parse_unit("deg")
     gold, answer = (

@@ -62,6 +62,8 @@ _OPEN, _CLOSE = "([{", ")]}"
 _MATRIX = re.compile(
     r"[\[(]?\s*\\begin\{([bpvVBs]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}\s*[\])]?", re.DOTALL
 )
+_SYSTEM = re.compile(r"\\begin\{(cases|aligned|gathered)\}(.*?)\\end\{\1\}", re.DOTALL)
+_ROWS = re.compile(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])")
 _SET_BUILDER = re.compile(r"([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?[|:](?=.*\1)")
 _RELATION = r"\\(?:le|ge|ne|in|notin|approx|equiv|subset|subseteq)(?![A-Za-z])|[=<>]"
 _BOUNDS = {"<", ">", "\\le", "\\ge", "\\ne", "\\in"}
@@ -150,9 +152,13 @@ def split_condition(s: str) -> tuple[str, str]:
 def _bracketed(s: str, nesting: int) -> Answer:
     matrix = _MATRIX.fullmatch(s)
     if matrix is not None and "\\begin" not in matrix[2]:
-        rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])", matrix[2]) if row.strip()]
+        rows = [row for row in _ROWS.split(matrix[2]) if row.strip()]
         cells = tuple(tuple(parse_answer(cell, nesting + 1) for cell in row.split("&")) for row in rows)
         return Matrix(s, cells, matrix[1][0] if matrix[1][0] in "vV" else "")
+    system = _SYSTEM.fullmatch(s)
+    if system is not None and (system[1] != "cases" or "&" not in system[2]):  # else cases of one function
+        rows = [row.strip(" ,;") for row in _ROWS.split(system[2].replace("&", "")) if row.strip()]
+        return Sequence(s, tuple(parse_answer(row, nesting + 1) for row in rows))
     wrapped = _wrapped(s)
     if wrapped is None:
         return Scalar(s)

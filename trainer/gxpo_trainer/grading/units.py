@@ -32,14 +32,21 @@ _NUMBERS: dict[str, int] = {
 
 
 def number_from_words(text: str) -> Fraction | None:
-    """`twenty-one` is 21, `hundred` 100; None for anything else."""
+    """`twenty-one` is 21, `hundred` 100, `two hundred five` 205; None for anything else."""
     words = re.findall(r"[a-z]+", text.lower())
-    if not 1 <= len(words) <= 2 or re.search(r"[^A-Za-z\s-]", text) or not all(word in _NUMBERS for word in words):
+    if not words or re.search(r"[^A-Za-z\s-]", text) or not all(word in _NUMBERS for word in words):
         return None
-    values = [_NUMBERS[word] for word in words]
-    if len(values) == 2 and not (values[0] in range(20, 100) and values[1] in range(1, 10)):
-        return None
-    return Fraction(sum(values))
+    total, part, largest = 0, 0, 10**15
+    for value in (_NUMBERS[word] for word in words):
+        if value == 100 and part < 100:
+            part = max(part, 1) * value
+        elif value > 100 and value < largest:
+            total, part, largest = total + max(part, 1) * value, 0, value
+        elif (part % 100 == 0 and value < 100) or (part % 100 in range(20, 100, 10) and 0 < value < 10):
+            part += value
+        else:
+            return None
+    return Fraction(total + part)
 
 
 _WORD = r"\\text\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-zµμÅΩ]+|\\Omega|%\s*of"
@@ -51,6 +58,7 @@ _PART = re.compile(
     r"(?P<over>/|(?<![A-Za-z])per(?![A-Za-z]))|(?P<word>[A-Za-zµμÅΩ]+)\.?(?:\s*\^\s*\{?\s*(?P<power>-?[0-9]+)\s*\}?)?|(?P<rest>\S)"
 )
 _POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+MAX_UNIT_WORDS = 30
 _ATTACHED = frozenset("NJKWVA")
 """Unit letters that may follow a number without a blank; small ones are variables there (`6m`)."""
 
@@ -66,11 +74,11 @@ class Unit:
 def split_unit(s: str) -> tuple[str, str]:
     """(value, unit or remark behind it); the second is empty when there is none."""
     value = s.rstrip()
-    while (match := _LAST.search(value)) is not None:
-        before = value[: match.start()]
-        if not _is_behind_value(match["word"], match["sep"], before, first=value == s.rstrip()):
+    for number in range(MAX_UNIT_WORDS):
+        match = _LAST.search(value)
+        if match is None or not _is_behind_value(match["word"], match["sep"], value[: match.start()], first=not number):
             break
-        value = before.rstrip(" /")
+        value = value[: match.start()].rstrip(" /")
     return value, s[len(value) :].strip()
 
 

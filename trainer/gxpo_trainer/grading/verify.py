@@ -100,7 +100,8 @@ def _is_readable(text: str) -> bool:
     if not isinstance(answer, Scalar) or re.fullmatch(r"(?=.*\w)[\w\s'.,:;%()-]+", answer.text):
         return True
     with contextlib.suppress(TooLarge):
-        if read(answer.text).node is not None:
+        reading = read(answer.text)
+        if reading.node is not None or reading.words:
             return True
     with contextlib.suppress(TooLarge):
         return bool(parse_latex(text))
@@ -177,8 +178,13 @@ _gold_structure = functools.lru_cache(maxsize=1024)(parse_answer)
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     """Pairs to compare: as they stand; with 1,234 as a number instead of a list; with 1,22 as a decimal; without the
     conditions behind them (`for all n`, `k \\in \\mathbb{Z}`)."""
-    pairs = [(gold, answer)]
     plain_gold, plain = (_THOUSANDS.sub(lambda match: match[1].replace(",", ""), s) for s in (gold, answer))
+    # 1,000 is no list, but 1,234 may be one.
+    pairs = (
+        []
+        if any(re.search(",0[0-9]", match[1]) for s in (gold, answer) for match in _THOUSANDS.finditer(s))
+        else [(gold, answer)]
+    )
     if (plain_gold, plain) != (gold, answer):
         pairs.append((plain_gold, plain))
     for comma, other in ((gold, answer), (answer, gold)):
