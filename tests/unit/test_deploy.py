@@ -50,6 +50,22 @@ def test_every_service_is_guarded_and_bounded_and_only_two_publish_a_port_on_loo
         assert "privileged" not in service, name
         assert service["mem_limit"], name
         assert service["pids_limit"] > 0, name
+        assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}, name
+    other_host = yaml.safe_load((ROOT / "deploy/ray-cluster/worker.yml").read_text())["services"]["ray-worker"]
+    here = services["ray-worker"]
+    assert set(here) - set(other_host) == {"build", "depends_on"}, "a worker of another host is bounded as well"
+    same = (
+        "init",
+        "read_only",
+        "cap_drop",
+        "security_opt",
+        "restart",
+        "mem_limit",
+        "pids_limit",
+        "logging",
+        "shm_size",
+    )
+    assert {name: other_host[name] for name in same} == {name: here[name] for name in same}
     ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert set(ports) == {"api", "dashboard"}
     assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for published in ports.values() for port in published)

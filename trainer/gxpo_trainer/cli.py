@@ -102,7 +102,7 @@ def _number(kind: type[int] | type[float], accepts: Callable[[float], bool], wor
 
 positive = _number(int, lambda value: value >= 1, "a whole number of at least 1")
 share = _number(float, lambda value: 0 <= value < 1, "a number from 0 up to, not including, 1")
-positive_seconds = _number(float, lambda value: value > 0, "a number of seconds above 0")
+positive_seconds = _number(float, lambda value: 0 < value <= 1e6, "a number of seconds above 0, at most 1,000,000")
 
 
 def register_sft(subparsers: Subparsers) -> None:
@@ -239,9 +239,10 @@ def register_sandbox(subparsers: Subparsers) -> None:
 def run_sandbox(args: argparse.Namespace) -> None:
     """Serve until interrupted; exit code 2 when this machine cannot isolate code."""
     from gxpo_trainer.grading.sandbox import Sandbox, serve
+    from gxpo_trainer.planner.devices import usable_cores
 
     sandbox = Sandbox(args.seconds, args.memory_mb, args.processes, args.python)
-    serve(sandbox, args.host, args.port, args.concurrency or os.cpu_count() or 1)
+    serve(sandbox, args.host, args.port, args.concurrency or usable_cores())
 
 
 def register_plan(subparsers: Subparsers) -> None:
@@ -266,7 +267,8 @@ def run_plan(args: argparse.Namespace) -> int:
     device = device_named(gpu)
     if device.kind == "cpu":
         device = dataclasses.replace(device, memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    plan = make_plan(inputs_of(config, _shape(config), device, args.gpus))
+    teacher = None if config.teacher is None else _shape(config.of_reference, "teacher.path")
+    plan = make_plan(inputs_of(config, _shape(config), device, args.gpus, teacher))
     if args.format == "json":
         print(report.view_of(plan).model_dump_json(indent=2))
     else:
@@ -274,18 +276,18 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0 if plan.fit.fits else 1
 
 
-def _shape(config: RunConfig) -> ModelShape:
+def _shape(config: RunConfig, setting: str = "model.path") -> ModelShape:
     """The model's shape; for a hub name that is not known only its config.json is downloaded."""
     from gxpo_trainer.learner.models import config_json
     from gxpo_trainer.planner.architectures import check_model
     from gxpo_trainer.planner.inputs import read_shape, shape_of
 
     try:
-        return read_shape(config.model.path)
+        return read_shape(config.model.path, setting)
     except ConfigError:
         body = config_json(config.model)
     check_model(body, config)
-    return shape_of(body, f"model.path = {config.model.path!r}")
+    return shape_of(body, f"{setting} = {config.model.path!r}")
 
 
 def register_eval(subparsers: Subparsers) -> None:
@@ -339,6 +341,7 @@ def grade_file(
     """
     from gxpo_trainer.data.records import read_records
     from gxpo_trainer.grading.pool import VerifierPool
+    from gxpo_trainer.planner.devices import usable_cores
     from gxpo_trainer.types import EXTRA_KEY, VERDICTS, VerifyOptions
 
     pairs = []
@@ -355,7 +358,7 @@ def grade_file(
     if not pairs:
         raise DataError(f"{path_in}: is empty; write rows with gold and prediction")
     counts: Counter[str] = Counter()
-    with VerifierPool(workers if workers is not None else len(os.sched_getaffinity(0)), deadline_s) as pool:
+    with VerifierPool(usable_cores() if workers is None else workers, deadline_s) as pool:
         for start in range(0, len(pairs), GRADED_AT_ONCE):
             for verdict in pool.submit(pairs[start : start + GRADED_AT_ONCE]).result():
                 # UTF-8 cannot encode lone surrogates, which become escapes.
@@ -429,9 +432,11 @@ def register_study(subparsers: Subparsers) -> None:
 def run_study(args: argparse.Namespace) -> int:
     from gxpo_trainer.jsonl import make_folder
     from gxpo_trainer.studies.data import known_results
+    from gxpo_trainer.studies.definition import check_arms
     from gxpo_trainer.studies.runner import StudyRunner
 
     study, root, data = _study(args)
+    check_arms(study)
     show_status(args)
     make_folder(root)
     # Python ends at SIGTERM without unwinding, which would leave the runs behind.

@@ -94,6 +94,11 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     sync_folder(path.parent)
 
 
+def local_path(name: str) -> Path:
+    """With ~ as the home folder. Path.expanduser raises RuntimeError for the ~name of no account."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111
+
+
 def make_folder(folder: Path, option: str = "--out") -> None:
     """Create the folder that an option names, if it is missing. Raises ConfigError with the reason."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,8 +65,8 @@ class VerifyOptions:
     boxed: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise ValueError(f"tolerance = {self.tolerance}: must be a finite number of at least 0")
+        if not 0 <= self.tolerance <= sys.float_info.max:
+            raise ValueError(f"tolerance = {self.tolerance!r:.40}: must be a finite number of at least 0")
         if self.unit is not None and not self.unit.strip():
             raise ValueError("unit is empty; leave it out")
 

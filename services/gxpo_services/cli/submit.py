@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -18,7 +17,7 @@ from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.jsonl import plain
+from gxpo_trainer.jsonl import local_path, plain
 from gxpo_trainer.studies.definition import largest_cost, load_study
 
 _PATHS = (
@@ -71,7 +70,7 @@ def _absolute(value: Any, names: list[str]) -> Any:
         return [_absolute(item, names) for item in value]
     if isinstance(value, dict):
         return value | {names[0]: _absolute(value[names[0]], names[1:])}
-    path = Path(value or "").expanduser()
+    path = local_path(value or "")
     return str(path.resolve()) if value and value not in _WORDS and path.exists() else value
 
 

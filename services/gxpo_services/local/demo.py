@@ -20,6 +20,7 @@ from gxpo_services.local.supervisor import Stopped
 from gxpo_services.local.up import Stack, stop_on_signals
 from gxpo_trainer.config.io import load_preset, to_toml
 from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.planner.devices import usable_cores
 
 _EVALUATIONS = 6
 """Of each run after its first, or one a step: all runs are evaluated at step 5, where SFPO's 30 passes end."""
@@ -114,7 +115,7 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
 def _submit(client: Client, task: Task, passes: int) -> list[str]:
     """Submit the runs as a group, in execution order."""
     group = client.post("/groups", body={"name": task.title})["id"]
-    share = _share_of_cores(len(os.sched_getaffinity(0)))
+    share = _share_of_cores(usable_cores())
     ids = []
     for preset in task.presets:
         per_step = load_preset(preset).learner.rule.passes_per_step(gate_open=True)

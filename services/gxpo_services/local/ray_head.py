@@ -18,6 +18,7 @@ import httpx
 from gxpo_services.auth.tokens import replace_file
 from gxpo_services.local.supervisor import Child
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner.devices import usable_cores
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 TOKEN_FILE = "ray-token"
@@ -82,7 +83,7 @@ class RayHead:
             "dashboard-agent-listen-port": 0,
             "min-worker-port": 0,
             "max-worker-port": 0,
-            "num-cpus": len(os.sched_getaffinity(0)),
+            "num-cpus": usable_cores(),
             "object-store-memory": OBJECT_STORE_BYTES,
             "temp-dir": self.folder,
             "include-log-monitor": False,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -140,26 +139,13 @@ def _checked(body: StudyRequest, _: Submitter, server: Settings) -> tuple[StudyR
         raise Invalid.of("toml", str(config_error(error, "the study", definition.Study))) from None
     for arm in study.arms:
         try:
-            for key in _extremes(study, arm):
+            for key in definition.extremes(study, arm):
                 if not math.isfinite(key.learning_rate):
                     raise Invalid.of("learning_rate", f"is {key.learning_rate}; lower its factor or the ladder's rates")
                 checked(definition.run_config(study, key).model_dump(mode="json"), server)
         except (BadSettings, ConfigError, Invalid) as error:
             raise Invalid.of("toml", f"arms.{arm}: {error}") from None
     return body, study
-
-
-def _extremes(study: definition.Study, arm: str) -> Iterator[definition.RunKey]:
-    """Runs that have every searched value once, and the ends of learning rates and seeds, which are intervals."""
-    space, source = definition.search_space(study, arm), study.arms[arm].learning_rate_of
-    factor = 1.0 if source is None else study.arms[arm].learning_rate_factor
-    for number in range(max(map(len, space.values()))) if study.search else (0, -1):
-        point = definition.point_of({name: values[number % len(values)] for name, values in space.items()})
-        seeds, reported = study.tuning.seeds, study.seeds
-        for extreme in (min, max):
-            yield definition.RunKey("report", arm, point.learning_rate * factor, extreme(reported), point.settings)
-            if source is None:
-                yield definition.RunKey("ladder", arm, point.learning_rate, extreme(seeds), point.settings)
 
 
 def _view(session: Session, group: Group) -> StudyView:

@@ -70,7 +70,7 @@ def test_one_or_equal_differences_have_no_p_value() -> None:
     assert intervals.p_of_mean([0.1, 0.1, 0.1]) is None
     one = intervals.contrast({0: 0.5, 1: 0.6}, {0: 0.25, 1: 0.35})
     assert (one.p_value, one.welch, one.equivalence, one.spread) == (None, None, None, None)
-    assert intervals.corrected([one])[0].verdict == "not shown equivalent"
+    assert intervals.corrected([one], 1)[0].verdict == "not shown equivalent"
 
 
 def test_holm_by_hand() -> None:
@@ -80,6 +80,21 @@ def test_holm_by_hand() -> None:
     assert intervals.holm([0.03, None, 0.01]) == [pytest.approx(0.06), None, pytest.approx(0.03)]
     assert intervals.holm([0.9, 0.6]) == [1.0, 1.0]
     assert intervals.holm([]) == []
+
+
+def test_a_comparison_that_a_run_ended_before_still_counts_among_those_that_are_corrected() -> None:
+    """A third arm diverged: the p-values of the other two are those of three comparisons, not of two."""
+    base = dict.fromkeys(range(3), 0.5)
+    first = intervals.contrast({0: 0.51, 1: 0.52, 2: 0.54}, base)
+    second = intervals.contrast({0: 0.51, 1: 0.50, 2: 0.52}, base)
+    values = {name: sorted((getattr(first, name), getattr(second, name))) for name in ("p_value", "equivalence")}
+    adjusted = intervals.corrected([first, second], 3)
+    assert sorted(one.adjusted for one in adjusted) == pytest.approx(
+        [3 * values["p_value"][0], min(1.0, 2 * values["p_value"][1])]
+    )
+    smallest = min(one.equivalence for one in adjusted)
+    assert smallest == pytest.approx(min(1.0, 3 * values["equivalence"][0]))
+    assert intervals.detectable([first, second], 3) > intervals.detectable([first, second], 2)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +120,11 @@ def test_the_detectable_difference_has_the_stated_power_at_holms_first_step(coun
     narrow, wide = (replace(intervals.contrast(OWN, BASE), spread=spread) for spread in (0.01, 0.03))
     family = [narrow, wide] * count
     pooled = math.sqrt((0.01**2 + 0.03**2) / 2)
-    shift = intervals.detectable(family) / (pooled / math.sqrt(5))
+    shift = intervals.detectable(family, len(family)) / (pooled / math.sqrt(5))
     critical = stats.t.isf(0.05 / len(family) / 2, 4)
     power = stats.nct.sf(critical, 4, shift) + stats.nct.cdf(-critical, 4, shift)
     assert power == pytest.approx(0.8, abs=1e-3)
-    assert intervals.detectable([]) is None
+    assert intervals.detectable([], 1) is None
 
 
 # Error rates. Each simulated study has five seeds and nine arms against one baseline, whose runs the arms share: the
@@ -120,7 +135,9 @@ STUDIES, SEEDS, ARMS, SPREAD = 400, 5, 9, 0.01
 def simulated(number: int, shift: float, margin: float = 0.01, arms: int = ARMS) -> list:
     draws = np.random.default_rng(number).normal(0.8, SPREAD, (arms + 1, SEEDS))
     base = dict(enumerate(draws[0]))
-    return intervals.corrected([intervals.contrast(dict(enumerate(row + shift)), base, margin) for row in draws[1:]])
+    return intervals.corrected(
+        [intervals.contrast(dict(enumerate(row + shift)), base, margin) for row in draws[1:]], arms
+    )
 
 
 def within(share: float, of: int = STUDIES) -> float:
@@ -152,7 +169,7 @@ def test_holm_keeps_the_family_wise_error_under_the_null() -> None:
 def test_an_effect_of_the_detectable_size_is_shown_as_often_as_stated() -> None:
     # The spread of a paired difference is √2 times that of a run.
     spread = math.sqrt(2) * SPREAD
-    effect = intervals.detectable([replace(intervals.contrast(OWN, BASE), spread=spread)] * ARMS)
+    effect = intervals.detectable([replace(intervals.contrast(OWN, BASE), spread=spread)] * ARMS, ARMS)
     # At Holm's first step a comparison is tested at α/9, whatever the others show.
     shown = [one.p_value < 0.05 / ARMS for number in range(150) for one in simulated(number, effect)]
     assert np.mean(shown) == pytest.approx(0.8, abs=within(0.8, of=150))

@@ -70,6 +70,8 @@ def test_any_valid_config_survives_toml_exactly(threshold, rate, num_problems, l
         ("run.json", '{"seed": 1', "is not valid JSON"),
         ("run.json", "[1]", "contains a list"),
         ("run.yaml", "seed: 1", "has the suffix '.yaml'"),
+        ("run.toml", "a = " + 5000 * "[", "is not valid TOML: maximum recursion depth"),
+        ("run.json", 100_000 * "[", "is not valid JSON: maximum recursion depth"),
         ("run.toml", None, "does not exist; `gxpo config --preset demo"),
     ],
 )
@@ -78,6 +80,12 @@ def test_an_unreadable_file_is_refused_by_name(file: str, text: str | None, word
         (tmp_path / file).write_text(text)
     with pytest.raises(ConfigError, match=re.escape(f"{file} {words}")):
         load_run(tmp_path / file)
+
+
+@pytest.mark.parametrize(("file", "text"), [("run.toml", "seed = 7"), ("run.json", '{"seed": 7}')])
+def test_a_byte_order_mark_is_no_part_of_a_file(file: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(text, encoding="utf-8-sig")
+    assert load_run(tmp_path / file).seed == 7
 
 
 def test_every_name_of_another_library_stands_for_a_setting() -> None:
@@ -112,6 +120,13 @@ def test_a_mistyped_setting_is_refused_and_the_nearest_named(wrong: str, near: s
         settings = {section: settings}
     with pytest.raises(ConfigError, match="unknown setting"):
         build(settings)
+
+
+def test_a_mistyped_setting_in_a_list_is_compared_with_those_of_its_entries() -> None:
+    with pytest.raises(
+        ConfigError, match=r"verifier.rewards\[0\].wieght = 2: .* did you mean verifier.rewards.weight\?"
+    ):
+        build({"verifier": {"rewards": [{"name": "correctness", "wieght": 2}]}})
 
 
 @pytest.mark.parametrize(
@@ -161,7 +176,17 @@ def test_naming_another_rule_starts_from_its_defaults_in_any_order(order: int) -
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("learner.rule.k", "must look like"), ("=5", "must look like"), ("data.levels=[3, x]", "not valid")],
+    [
+        ("learner.rule.k", "must look like"),
+        ("=5", "must look like"),
+        ("data.levels=[3, x]", "not valid"),
+        ("data.levels=" + 5000 * "[", "not valid TOML"),
+        ("verifier.rewards.weight=2", "verifier.rewards is a list and is set as a whole, in brackets"),
+        ("verifier.rewards.name=format", "verifier.rewards is a list"),
+        ("verifier.rewards[0].weight=2", "verifier.rewards is a list"),
+        ("data.sources.0.weight=2", "data.sources is a list"),
+        ("logging.trackers.name=wandb", "logging.trackers is a list"),
+    ],
 )
 def test_an_override_that_is_no_assignment_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):

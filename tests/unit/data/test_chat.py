@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem, conversation, rewrites_turns
+from gxpo_trainer.data.chat import (
+    ObservationEncoder,
+    chat_template_problem,
+    conversation,
+    render_messages,
+    rewrites_turns,
+)
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from tools.starter import CHAT_TEMPLATE as STARTER
@@ -30,6 +37,7 @@ WRAPPING = (
     "{{ m['content'] + '<|end|>' }}{% endfor %}"
 )
 UNENDED = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+FIRST_ONLY = "<|user|>{{ messages[0]['content'] }}<|end|>"
 TWO_MESSAGES = "{% if messages|length > 2 %}{{ raise_exception('one question only') }}{% endif %}" + LINES
 
 
@@ -77,6 +85,18 @@ def test_a_long_observation_is_cut_inside_its_message(template: str | None) -> N
         ObservationEncoder(mine, max_tokens=overhead)
 
 
+def test_a_prompt_without_chat_template_does_not_end_with_the_end_token() -> None:
+    """Tokenizers of some models end each text."""
+    mine, messages = tokenizer(None), [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
+    plain = mine("1\n2")["input_ids"]
+    assert render_messages(messages, mine).tolist() == plain
+    mine._tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {mine.eos_token}", special_tokens=[(mine.eos_token, mine.eos_token_id)]
+    )
+    assert mine("1\n2")["input_ids"] == [*plain, mine.eos_token_id]
+    assert render_messages(messages, mine).tolist() == plain
+
+
 def test_a_system_message_of_an_environment_replaces_the_runs() -> None:
     system, mine, user = ({"role": role, "content": role} for role in ("system", "system", "user"))
     assert conversation((system, user), [user]) == [system, user, user]
@@ -88,7 +108,8 @@ def test_a_system_message_of_an_environment_replaces_the_runs() -> None:
     ("template", "rewrites", "problem"),
     [
         (STARTER, False, None), (LINES, False, None), (None, False, None), (FORGETFUL, True, None),
-        (WRAPPING, True, None), (UNENDED, None, "it ends the policy's turn without a special token"),
+        (WRAPPING, True, None), (FIRST_ONLY, None, "it ends the policy's turn without a special token, or leaves an"),
+        (UNENDED, None, "it ends the policy's turn without a special token"),
         (TWO_MESSAGES, None, "it fails on a conversation of several turns (TemplateError: one question only)"),
     ],
 )  # fmt: skip

@@ -74,6 +74,7 @@ FAULTS: dict[str, Settings] = {
     "is quantized": {"model": {"path": "quantized"}},
     "model.path = './nope': the folder does not exist": {"model": {"path": "./nope"}},
     "model.path = 'my-modle': the folder does not exist": {"model": {"path": "my-modle"}},
+    "model.path = '~nobody/policy': the folder does not exist": {"model": {"path": "~nobody/policy"}},
     "placement.tensor_parallel = 3 does not divide the 4 attention heads": {"placement": {"tensor_parallel": 3}},
     "learner.sequence_parallel = 3 does not divide the 4 attention heads and": {
         "learner": {"sequence_parallel": 3},

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, strategies as st
 from support.data_files import write
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gxpo_trainer.config import DataConfig
+from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.config.io import build
+from gxpo_trainer.data.benchmarks import load_benchmark
 from gxpo_trainer.data.chat import prompt_text
 from gxpo_trainer.data.prompts import (
     MixedCursor,
     PromptCursor,
     final_answer,
+    json_extra,
     load_prompts,
     make_cursor,
     read_level,
@@ -56,10 +62,13 @@ def test_a_jsonl_or_csv_file_gives_its_problems_in_order(tmp_path: Path) -> None
     (tmp_path / "mine.csv").write_bytes(text.encode())
     loaded = load(tmp_path / "mine.csv", prompt_field="question", answer_field="final")
     assert loaded.prompts == (Prompt("a", "1, and\r\n1?", "2", {"level": "3"}), Prompt("mine/2", "2*3?", "6", {}))
-    # Rows need no answer where the setting says so.
+    # CSV as pandas saves it: with an index.
+    (tmp_path / "frame.csv").write_text(",problem,answer\n0,1?,1\n1,2?,2\n", encoding="utf-8")
+    assert load(tmp_path / "frame.csv").prompts == (Prompt("frame/1", "1?", "1"), Prompt("frame/2", "2?", "2"))
     # A long cell is a cell.
     (tmp_path / "long.csv").write_text(f"problem,answer\n{'1+' * 100_000}1?,2\n", encoding="utf-8")
     assert len(load(tmp_path / "long.csv").prompts[0].text) == 200_002
+    # Rows need no answer where the setting says so.
     write(file, {"problem": "Write a haiku."}, {"problem": "And?", "answer": "unused"})
     loaded = load_prompts(DataConfig(source=str(file), answer_field=None), 0)
     assert [(prompt.gold, prompt.extra) for prompt in loaded.prompts] == [("", {}), ("", {"answer": "unused"})]
@@ -213,9 +222,14 @@ def test_golds_that_cannot_be_parsed_and_bad_rows_of_parquet_are_listed_with_the
         ("a.csv", b"problem,answer\n1?,1,2\n", None, {}, r"a\.csv:2: has not the 2 cells .*; quote cells"),
         ("a.csv", b"problem,answer\n1?,\n", None, {}, r"a\.csv:2: has no field 'answer' \(its fields: problem\)"),
         ("a.csv", b"problem,problem\n1?,1\n", None, {}, r"a\.csv:1: the first line must name each column once"),
+        ("a.csv", b",problem,answer,\n0,1?,1,\n", None, {}, r"a\.csv:1: the first line must name each column once"),
         ("a.csv", b"problem,answer\n\xff,1\n", None, {}, r"is not valid CSV \('utf-8' codec.*save it as UTF-8 CSV"),
         ("mine.jsonl", b"", "missing.jsonl", {}, r"missing\.jsonl' does not exist"),
         ("main/test.jsonl", b"{}", ".", {}, r"no files of data.split = 'train'.*: main/test\.jsonl"),
+        ("main/test.jsonl", b"{}", ".", {"split": ""}, r"no files of data.split = ''"),
+        ("main/test.jsonl", b"{}", ".", {"split": "**"}, r"no files of data.split = '\*\*'"),
+        ("a.jsonl", b'{"problem": "1?", "answer": "1", "verify": {"tolerance": 1' + b"0" * 400 + b"}}", None, {},
+         r"a\.jsonl:1: 'verify': tolerance = 10{39}: must be a finite number"),
         ("mine.jsonl", b'{"problem": "1?", "answer": "1", "level": 3}', None, {"levels": (2,)},
          r"data.levels = \[2\] excludes all 1 problems"),
     ],
@@ -229,11 +243,38 @@ def test_a_source_without_usable_problems_is_rejected(
         load(tmp_path / (source or file), **settings)
 
 
+def test_parquet_values_are_read_or_refused_with_their_place(tmp_path: Path) -> None:
+    rows = [{"problem": "1?", "answer": Decimal("2.50")}]
+    assert load(write(tmp_path / "a.parquet", *rows)).prompts[0].gold == "2.50"
+    with pytest.raises(DataError, match="field 'answer' is not a finite number"):
+        load(write(tmp_path / "a.jsonl", '{"problem": "1?", "answer": Infinity}'))
+    for values in (pyarrow.array([2**62], pyarrow.timestamp("us")), pyarrow.array([b"\xff"]).view(pyarrow.string())):
+        pyarrow.parquet.write_table(
+            pyarrow.table({"problem": ["1?"], "answer": ["1"], "x": values}), tmp_path / "a.parquet"
+        )
+        with pytest.raises(DataError, match=r"a\.parquet: cannot be read as parquet: "):
+            load(tmp_path / "a.parquet")
+
+
+def test_further_fields_have_a_form_in_json(tmp_path: Path) -> None:
+    row = {"problem": "1?", "answer": "1", "when": date(2026, 11, 28), "score": float("nan"), "most": float("inf")}
+    (prompt,) = load(write(tmp_path / "a.parquet", row)).prompts
+    assert json_extra(prompt) == {"when": "2026-11-28", "score": None, "most": None}
+
+
+def test_the_home_folder_of_nobody_does_not_exist() -> None:
+    with pytest.raises(DataError, match=r"data\.source = '~nobody-here/a\.jsonl' does not exist"):
+        load("~nobody-here/a.jsonl")
+    with pytest.raises(DataError, match=r"evaluation\.data_root = '~nobody-here' is not a folder"):
+        load_benchmark("math500", DataConfig(), EvaluationConfig(data_root="~nobody-here"))
+
+
 def test_a_level_filter_keeps_levels_however_they_are_written(tmp_path: Path) -> None:
     loaded = load(write(tmp_path / "mine.jsonl", *ROWS), levels=(1, 3))
     assert [prompt.id for prompt in loaded.prompts] == ["a", "b"]
-    assert [read_level(value) for value in (5, "5", "Level 4")] == [5, 5, 4]
-    assert {read_level(value) for value in ("Level ?", None, True, 3.0)} == {None}
+    # A column of whole numbers with empty rows has fractions in pandas, and so in Parquet.
+    assert [read_level(value) for value in (5, "5", "Level 4", 3.0)] == [5, 5, 4, 3]
+    assert {read_level(value) for value in ("Level ?", None, True, 3.5, [3])} == {None}
 
 
 def test_the_final_answer_of_a_worked_solution() -> None:

@@ -172,7 +172,7 @@ def probes(problem):
         post("/nowhere", {}),
         post("/chat/completions", {"messages": [user("x")], "n": 2}),
         *(post("/chat/completions", {"messages": history}) for history in histories),
-        post("/episodes/reward", {"reward": float("nan")}),
+        *(post("/episodes/reward", {"reward": reward}) for reward in (float("nan"), 10**400)),
         post("/models", None),
     ]
     ask([user(json.dumps([status for status, _ in cases]))])

@@ -63,6 +63,9 @@ class Counter:
     def _nan(self) -> Turn:
         return Turn("", reward=float("nan"))
 
+    def _huge(self) -> Turn:
+        return Turn("", reward=10**5000)
+
     def _print(self) -> Turn:
         print('{"observation": "printed", "reward": 100.0, "done": true}', flush=True)
         sys.stderr.write("noise" * 100_000)

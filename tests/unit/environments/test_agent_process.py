@@ -134,7 +134,7 @@ async def test_a_running_agent_is_posted_the_problem(started: Configured, monkey
 
 async def test_what_is_refused_has_its_status_and_ends_nothing(started: Configured) -> None:
     first, last = await play(started("probes"))
-    assert json.loads(first.answer.messages[0]["content"]) == [401, 401, 404, 400, 400, 400, 400, 413, 400, 200]
+    assert json.loads(first.answer.messages[0]["content"]) == [401, 401, 404, 400, 400, 400, 400, 413, 400, 400, 200]
     assert last == Reply(Turn(done=True))
 
 
@@ -242,7 +242,9 @@ def test_only_listed_agents_are_started(started: Configured, monkeypatch: pytest
     [
         ({"temperature": "warm"}, "temperature, top_p, top_k, min_p: must be numbers"),
         ({"max_tokens": -1}, "max_tokens = -1: must be a positive integer"),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, "max_tokens = 0: must be a positive integer"),
         ({"stop": [1]}, "stop: must be a text"),
+        ({"stream_options": [1]}, "stream_options: must be an object"),
         ({"tool_choice": "required"}, "tool_choice = 'required' is not supported; remove it"),
         ({"messages": [{"content": "x"}]}, "each must be an object with a role"),
     ],

@@ -94,6 +94,7 @@ async def test_faults_are_errors_with_their_cause(configured: Configured) -> Non
         "none": f"{method} returned None; it must return a Turn",
         "surrogate": f"{method}: Turn.observation has half of a surrogate pair, which is not a character",
         "nan": f"{method}: Turn.reward is nan; it must be a finite number or None",
+        "huge": f"{method}: Turn.reward is a value of type int; it must be a finite number or None",
         "quit": f"{method} raised SystemExit: bye (faulty_environments.py:",
         "eat_memory": "out of memory (environment.memory_mb)",
         "write_to_all_descriptors": "unexpected data on the environment's socket",

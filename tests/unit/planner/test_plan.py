@@ -16,6 +16,7 @@ from gxpo_trainer.planner import Inputs, inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import device_named, devices_of_cluster
 from gxpo_trainer.planner.inputs import read_shape, shape_of
 from gxpo_trainer.planner.plan import fit_of
+from gxpo_trainer.planner.report import to_text, view_of
 
 BIG = replace(SHAPE, hidden=4096, intermediate=16384, layers=32, heads=32, kv_heads=8, head_dim=128, vocabulary=128_000)
 """7.98 billion parameters."""
@@ -255,6 +256,49 @@ def test_a_folder_without_a_usable_config_is_named(content: str | None, message:
     assert str(tmp_path) in str(caught.value)
     with pytest.raises(ConfigError, match="'org/unknown' is not a folder here, and its config is unknown"):
         read_shape("org/unknown")
+
+
+def test_embeddings_are_tied_where_transformers_did_not_write_it() -> None:
+    """Gemma's own default is True and that of all other families False; a file of transformers 4 may have neither."""
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for kind, tied in (("gemma3_text", True), ("llama", False), ("qwen3", False), ("phi3", False)):
+        assert shape_of({"model_type": kind, "vocab_size": 10, **sizes}, "m").tied is tied
+    assert not shape_of(
+        {"model_type": "gemma3_text", "vocab_size": 10, "tie_word_embeddings": False, **sizes}, "m"
+    ).tied
+
+
+def test_adapters_of_fused_projections_are_counted() -> None:
+    # Two layers of rank 3: inputs of 8 beside outputs of 8 + 2·4, and beside 2·16.
+    assert SHAPE.adapter_parameters(3, ("qkv_proj",)) == 2 * 3 * (8 + 16)
+    assert SHAPE.adapter_parameters(3, ("gate_up_proj",)) == 2 * 3 * (8 + 32)
+
+
+def test_a_run_without_engines_needs_no_memory_for_them() -> None:
+    """70 billion parameters fit eight H200 at ZeRO stage 3 with an adapter, and no GPU for an engine as a whole."""
+    settings = [
+        "rollout.source=dataset",
+        "evaluation.benchmarks=[]",
+        "placement.learner_ranks=8",
+        "learner.lora.rank=8",
+    ]
+    settings += ["learner.zero_stage=3", "learner.precision=bf16", "placement.device=gpu"]
+    shape = replace(BIG, hidden=8192, intermediate=28672, layers=80, heads=64)
+    plan = make_plan(inputs_of(load_preset("demo", settings), shape, device_named("h200"), 8))
+    assert [phase.name for phase in plan.fit.phases] == ["learner"]
+    assert plan.advice is None
+    assert (view_of(plan).kv_cache_bytes, view_of(plan).kv_cache_sequences) == (0, 0)
+    assert "KV cache" not in to_text(plan, "run")
+    # On a host one sequence of 100,000 tokens would need more than the GiB of a cache that no engine has.
+    long = ["model.max_length=100000", "placement.learner_ranks=1", "placement.device=cpu"]
+    assert make_plan(inputs_of(load_preset("demo", settings + long), shape, device_named("cpu"))).fit.fits
+
+
+def test_an_unknown_teacher_is_named_by_its_setting_and_one_that_is_known_counts() -> None:
+    config = load_preset("demo", ["rollout.source=teacher", "teacher.path=org/unknown"])
+    with pytest.raises(ConfigError, match=r"^teacher\.path = 'org/unknown' is not a folder here"):
+        inputs_of(config, SHAPE, GPU)
+    assert inputs_of(config, SHAPE, GPU, teacher=SHAPE).reference_parameters == 1448
 
 
 def test_devices_are_found_by_the_names_of_ray() -> None:

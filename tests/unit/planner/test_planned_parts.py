@@ -339,3 +339,13 @@ def test_a_reference_adds_a_forward_pass_a_step_and_a_rule_its_passes() -> None:
     )
     assert with_kl - plain == pytest.approx(FORWARD / 2e9 / 0.5)
     assert timing.step_time(inputs, EXACT, load, GxpoRule()).passes == pytest.approx(3 * plain)
+    halves = changed(inputs, mini_batches=2)
+    assert timing.step_time(halves, EXACT, load, GrpoRule()).passes == pytest.approx(with_kl)
+    # Worked answers have no log π_old.
+    worked, in_halves = (
+        timing.step_time(
+            replace(one, config=one.config.updated(rollout={"source": "dataset"})), EXACT, load, GrpoRule()
+        )
+        for one in (inputs, halves)
+    )
+    assert worked == in_halves

@@ -230,6 +230,15 @@ def test_each_rendered_history_with_what_was_sampled_after_it_is_a_row() -> None
     assert (sample.episode.end, sample.episode.reward) == ("done", 1.0)
 
 
+def test_a_template_that_refuses_a_later_turn_fails_the_episode_alone() -> None:
+    template = "{% if messages|length > 6 %}{{ raise_exception('too many') }}{% endif %}" + QWEN3
+    echo = Echo()
+    (sample,) = play(template, [FIRST, THOUGHT, PLAIN], echo)[0].samples
+    assert sample.episode.end == "error"
+    assert sample.episode.detail == "the chat template refuses the messages of this turn (too many)"
+    assert echo.ended == 1
+
+
 # Why an episode ends, by hand.
 
 POLICY = Utterance("policy", "one")

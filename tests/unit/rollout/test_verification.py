@@ -155,6 +155,8 @@ def test_all_components_are_weighed_in_the_order_of_the_run_file(server: RewardS
     assert (broken.status, broken.reward, broken.components) == ("error", None, None)
     assert broken.detail == "reward judge: was answered with HTTP 500; reward sandbox: was answered with HTTP 500"
     assert [verdict.http.calls for verdict in (right, wrong, broken) if verdict.http] == [2, 2, 2]
+    (huge,) = score(tuple(judge(server.url, label, weight=1.7e308) for label in "abc"), group("5"))
+    assert (huge.status, huge.reward, huge.detail) == ("error", None, "the weighted sum of the rewards is inf")
 
 
 @pytest.mark.parametrize("chosen", [("judge",), ("correctness",), ("format", "judge"), ("correctness", "format")])
@@ -221,6 +223,17 @@ def test_a_judge_of_groups_sees_all_judged_responses_and_its_failure_is_one_of_t
     assert [verdict.http.calls for verdict in verdicts if verdict.http] == [1, 0, 0, 0]
     assert [(verdict.status, verdict.reward) for verdict in broken] == [("error", None)] * 3
     assert [verdict.detail for verdict in broken] == ["reward judge: was answered with HTTP 500"] * 2 + ["it broke"]
+
+
+def test_distillation_does_without_rewards_and_a_run_that_learns_from_them_stops_where_nothing_judges() -> None:
+    # The example of docs/distillation.md has no answers: rewards are measured where there are any.
+    ours = Group(Prompt("p", "What?", ""), IDS, (single(RIGHT),) * 2, weights_version=0)
+    verdicts = score((RewardConfig(),), ours)
+    assert [(verdict.status, verdict.reward) for verdict in verdicts] == [("ungraded", None)] * 2
+    body = {"rollout": {"source": "teacher"}, "teacher": {"path": "starter"}}
+    check_verdicts(RunConfig.model_validate(body), [ScoredGroup(ours, verdicts)])
+    with pytest.raises(VerifierFailed, match=r"2 of 2 .*'the problem has no answer to compare with'"):
+        check_verdicts(RunConfig(), [ScoredGroup(ours, verdicts)])
 
 
 def test_a_run_stops_when_a_server_fails_too_often_and_a_step_costs_the_sum_over_its_answers(

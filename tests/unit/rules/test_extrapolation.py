@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from support.toy_learner import RankLearner, ToyLearner, finite_except, quadratic
+from support.toy_learner import RankLearner, ToyLearner, finite_except, gxpo, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
@@ -35,6 +35,19 @@ def test_scale_at_plus_and_minus_one(k):
     assert minus == (np.inf if k % 2 else k / 2)
 
     assert torch.equal(geometric_scale(torch.tensor([-1.0, 0.0, 1.0, 1e30, -7.3]), 2), torch.ones(5))
+
+
+def test_the_scale_of_a_large_odd_k_overflows_to_its_sign_instead_of_to_nan() -> None:
+    # In fp32 2^200 is infinite. S_K(−2)/S_2(−2) = (1 + 2^201)/3 / (−1), which is far below the lower clamp.
+    scale = geometric_scale(torch.tensor([-2.0, 3.0], dtype=torch.float32), 201)
+    assert scale.tolist() == [-np.inf, np.inf]
+    # r = −5 is clamped to −2 and the scale to 1: θ² = 1 − 0.1·(1 − 5) = 1.4, θ̃ = 1 + 0.5·0.4, θ = 1.2 − 0.1·1.
+    gradients = [1.0, -5.0, 1.0]
+    start = torch.tensor([1.0], dtype=torch.float32)
+    toy = ToyLearner(start, lambda _, taken: [torch.tensor([gradients[taken]], dtype=torch.float32)])
+    report = gxpo(k=201).step(toy)
+    assert report.metrics["gxpo/scale_mean"] == 1.0
+    assert toy.flat().item() == pytest.approx(1.1, rel=1e-6)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

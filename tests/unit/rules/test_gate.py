@@ -14,7 +14,7 @@ from support.toy_learner import ToyLearner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gxpo_trainer.config import GateConfig, GrpoRule, GxpoRule, SfpoGateConfig, SfpoRule
-from gxpo_trainer.rules import contract
+from gxpo_trainer.rules import contract, gate as gate_module
 from gxpo_trainer.rules.contract import make_rule
 from gxpo_trainer.rules.diagnostics import ratio_noise, take_trajectory
 from gxpo_trainer.rules.gate import Gate, GatedLookAhead, alarm_probability, describe, expected_false_alarm_step
@@ -159,6 +159,27 @@ def test_a_gate_that_cannot_fire_has_no_expected_step() -> None:
         assert describe(gate) == "The gate never fires: the look-ahead stays on to the end."
     always = GateConfig(threshold=0.0, two_sided=True, warmup=7)
     assert expected_false_alarm_step(always) == 8, "as soon as the warm-up is over"
+
+
+def test_the_longest_window_and_warm_up_need_no_evaluation_for_each_of_their_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluated: list[int] = []
+
+    def counted(threshold: float, num_past: int, *, two_sided: bool) -> float:
+        evaluated.append(num_past)
+        assert len(evaluated) < 200_000, "one for each of two thousand million steps would take an hour"
+        return alarm_probability(threshold, num_past, two_sided=two_sided)
+
+    monkeypatch.setattr(gate_module, "alarm_probability", counted)
+    longest = 2**31 - 1
+    # A standard normal exceeds 5 with the probability 2.8665e-7, once in 3.4886e6 steps.
+    assert expected_false_alarm_step(GateConfig(threshold=5.0, warmup=1000, window=longest)) == pytest.approx(
+        1000 + 3.4886e6, rel=0.01
+    )
+    # τ = 0: half of all values fire, so two steps are expected after the warm-up.
+    assert expected_false_alarm_step(GateConfig(threshold=0.0, warmup=longest)) == longest + 2
+    assert expected_false_alarm_step(GateConfig(threshold=0.0, window=longest)) == 4
 
 
 def test_the_sentence_for_people_states_two_digits() -> None:

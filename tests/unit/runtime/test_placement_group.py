@@ -16,6 +16,7 @@ from ray.exceptions import RayTaskError
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner import devices
 from gxpo_trainer.reporting.outcome import failure_message, reason_of
 from gxpo_trainer.runtime import placement as placement_module
 from gxpo_trainer.runtime.placement import Placement
@@ -192,6 +193,23 @@ def decide(rollout: dict[str, Any] | None = None, **settings: Any) -> Placement:
 
 def settle(placement: Placement, **cluster: float) -> Placement:
     return placement.settle({"CPU": 16.0, **cluster})
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("200000 100000", 2), ("150000 100000", 1), ("50000 100000", 1), ("6400000 100000", 8), ("max 100000", 8),
+     ("", 8), (None, 8)],
+)  # fmt: skip
+def test_the_quota_of_a_container_limits_its_cores(
+    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {*range(8)})
+    monkeypatch.setattr(devices, "CPU_QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    decided = decide(learner_ranks=1, samplers=2)
+    threads = decided.learner_threads, decided.sampler_threads
+    assert (devices.usable_cores(), *threads) == (cores, cores, max(1, cores // 2))
 
 
 def test_gpus_that_join_later_change_device_and_bundles() -> None:

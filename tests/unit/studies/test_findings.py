@@ -13,6 +13,7 @@ from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.studies.data import MEDIANS, StudyData
 from gxpo_trainer.studies.definition import RunKey, Study
 from gxpo_trainer.studies.findings import ArmFindings, find
+from gxpo_trainer.studies.report import compose
 
 SEEDS = (0, 1, 2)
 
@@ -60,6 +61,31 @@ def test_an_arm_that_diverges_before_its_second_evaluation_changes_no_other_arm(
     lost = arm(three, "sfpo")
     assert (lost.diverged, lost.equal, lost.against) == (3, {}, None)
     assert [reach.interpolated for reaches in lost.sweep.values() for reach in reaches] == [None] * 3
+
+
+def test_an_arm_with_a_run_that_diverged_before_the_plateau_is_told_as_such() -> None:
+    """SFPO needs 1/1.2 of the passes to the only target, and one of its seeds diverges after 20 of 60 passes."""
+    curves = {"grpo": curve(range(0, 61, 2), 1, 0.01), "gxpo": curve(range(0, 61, 2), 2, 0.011)}
+    made = data(curves | {"sfpo": curve(range(0, 61, 2), 1, 0.012)})
+    key = RunKey("report", "sfpo", 1e-5, 1)
+    made.curves[key] = replace(made.curves[key], curve=curve(range(0, 21, 2), 1, 0.012))
+    # 60% of the best plateau is 0.438: the baseline is there at 24 passes of the grid, SFPO at 20.
+    text = compose(made)
+    assert "GRPO: its cost" in text
+    assert "SFPO: its cost" not in text
+    assert "nan" not in text
+    assert "| SFPO | unknown, as a run ended before it | 1.20; " in text
+    assert "- Without a plateau, as a run diverged or ended before it: SFPO." in text
+    assert text.count("times fewer batches, plateau unknown, as a run ended before it)") == 1
+    for tested in ([], ["gxpo"]):
+        plan = {"targets": [0.6], "comparisons": tested}
+        two = data(curves | {"sfpo": curve([0], 1, 0.01)}, analysis=plan)
+        for seed, gain in enumerate((0.0100, 0.0104, 0.0106)):
+            key = RunKey("report", "gxpo", 1e-5, seed)
+            two.curves[key] = replace(two.curves[key], curve=curve(range(0, 61, 2), 2, gain))
+        one = arm(find(two), "gxpo").against
+        # The lost arm is one of the two comparisons, unless it was not registered.
+        assert one.adjusted == pytest.approx((1 if tested else 2) * one.p_value)
 
 
 @pytest.mark.parametrize("per_step", [13 / 3, 7 / 6])

@@ -105,6 +105,47 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         ({**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.b": ["../x"]}}}, "'../x' cannot be"),
         ({**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.k": [1], "b.k": [1]}}}, "settings end alike"),
         ({"arms": BODY["arms"] | {"a": {"label": "A", "search": {RATE: [1e-5]}}}}, "needs the study's"),
+        ({"arms": BODY["arms"] | {"a": {"label": "GXPO"}}}, "label 'GXPO' is that of 2 arms"),
+        (
+            {"arms": BODY["arms"] | {"a": {"label": "A", "overides": []}}},
+            r'arms.a.overides = .* did you mean "overrides"',
+        ),
+        (
+            {"arms": BODY["arms"] | {"label": {"overides": []}}},
+            r"\n  arms.label.label: is missing; set it\n  arms.label.",
+        ),
+        (
+            {**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.k": [1, 1]}}},
+            r"a.k = \[1, 1\] has a value twice",
+        ),
+        ({**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1, 1.0]}}}, r"rate = \[1, 1.0\] has a value twice"),
+        (
+            {**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "a.k": []}}},
+            r"search.settings.a.k = \[\]: has 0",
+        ),
+        (
+            {
+                **NO_LADDER,
+                "search": SEARCH | {"settings": {RATE: [1.0], **{f"a.b{n}": [*range(99)] for n in range(9)}}},
+            },
+            "its search has 913517247483640899 points, and at most",
+        ),
+        (
+            {"ladder": BODY["ladder"] | {"learning_rates": [1e-5, 1.0000001e-5]}},
+            "two rates that are equal to six digits",
+        ),
+        ({"ladder": BODY["ladder"] | {"learning_rates": [1e-5, float("inf")]}}, r"rates\[1\] = inf: must be a finite"),
+        ({"ladder": BODY["ladder"] | {"learning_rates": ["x"]}}, r'rates\[0\] = "x": must be a number\Z'),
+        ({"overrides": ["seed=3"]}, "overrides: seed is set by the study in every run; remove the override"),
+        ({"overrides": [f"{RATE}=1"]}, "learning_rate is set by tuning in every run"),
+        (
+            {
+                **NO_LADDER,
+                "search": SEARCH,
+                "arms": BODY["arms"] | {"a": {"label": "A", "overrides": ["learner.mini_batches=8"]}},
+            },
+            "arms.a.overrides: learner.mini_batches is set by tuning in every run",
+        ),
     ],
 )
 def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, message) -> None:
@@ -112,6 +153,31 @@ def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, mes
     file.write_text(tomli_w.dumps({name: value for name, value in (BODY | changes).items() if value is not None}))
     with pytest.raises(ConfigError, match=message):
         definition.load_study(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"overrides": ["learner.rule.kk=3"]}, "learner.rule.kk is not a setting; did you mean learner.rule.k?"),
+        ({"overrides": ["learner.rule.k=1"]}, "learner.rule.k = 1: must be at least 2"),
+        (
+            {"overrides": ["learner.optimizer.schedule=linear", "learner.rule.name=sfpo", "learner.rule.k=12"]},
+            "steps = 0",
+        ),
+        ({"learning_rate_of": "grpo", "learning_rate_factor": 1e308, "overrides": ["learner.rule.k=1"]}, "must be at"),
+    ],
+)
+def test_an_arm_that_cannot_run_is_refused_before_any_other_arm_is_trained(
+    tmp_path, stand_in, capsys, changes, message
+) -> None:
+    stand_in()
+    file, out = tmp_path / "small.toml", tmp_path / "runs"
+    file.write_text(tomli_w.dumps(BODY | {"arms": BODY["arms"] | {"last": {"label": "L", **changes}}}))
+    assert main(["study", "run", str(file), "--out", str(out)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("gxpo: arms.last: ")
+    assert message in shown
+    assert not out.exists()
 
 
 def test_what_was_registered_before_the_first_run_is_told_from_what_came_later() -> None:
@@ -221,6 +287,15 @@ def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_
     assert {point.settings.rpartition("=")[2] for point in definition.drawn(wide, "gxpo", 40)} == {"3", "5", "10"}
     # Rounds of 40 and 20: 6 and 6 points of GRPO, 18 and 18 of GXPO; 3 arms report 2 seeds of 12 passes.
     assert definition.largest_cost(wide) == (12 + 36 + 6, 6 * 48 + 12 * 6)
+
+
+@pytest.mark.parametrize(
+    ("runs", "seeds", "rounds"), [(4, 4, [1, 1, 1, 1]), (14, 3, [8, 4, 2]), (8, 5, [3, 1, 1, 1, 1])]
+)
+def test_the_rounds_of_a_search_have_no_more_runs_than_stated(runs, seeds, rounds) -> None:
+    search = definition.Search.model_validate(SEARCH | {"runs": runs, "seeds": [*range(seeds)]})
+    assert search.rounds == rounds
+    assert sum(rounds) <= runs
 
 
 def test_a_point_is_named_by_the_last_names_of_its_settings() -> None:
@@ -423,7 +498,7 @@ def test_a_run_counts_by_the_mean_over_benchmarks_at_the_end_of_its_merged_histo
         ({"overrides": ["learner.lora.rank=8"]}, r"learner.lora = None, the study has \{'rank': 8, "),
         ({"overrides": ["verifier.answer=boxed"]}, r"verifier.answer = 'auto', the study has 'boxed'"),
         (
-            {"arms": BODY["arms"] | {"grpo": BODY["arms"]["gxpo"]}},
+            {"arms": BODY["arms"] | {"grpo": BODY["arms"]["gxpo"] | {"label": "Other"}}},
             r"learner.rule.name = 'grpo', the study has 'gxpo'; restore .*, delete the folder .*, or give .* --out",
         ),
     ],
@@ -471,6 +546,68 @@ def test_a_run_that_diverged_before_its_first_evaluation_is_kept_without_a_curve
         assert [run.seed for run in group.runs] == [0]
         for key in (tuned[1], reported[1]):
             shutil.rmtree(root / key.folder, ignore_errors=True)
+
+
+def test_a_run_that_diverged_in_its_warm_start_is_an_outcome(tmp_path) -> None:
+    """It was evaluated before the first supervised step, which is no point of its curve."""
+    warm = study(overrides=["warm_start.steps=5"])
+    key = definition.RunKey("report", "grpo", 1e-5, 0)
+    ended(tmp_path, key, evaluation_row(0), outcome="failed", reason="diverged", of=warm)
+    assert read_result(warm, tmp_path, key) == definition.RunResult(0.0, diverged=True)
+    ended(tmp_path, key, evaluation_row(0), evaluation_row(5), outcome="failed", reason="diverged", of=warm)
+    assert read_result(warm, tmp_path, key) == definition.RunResult(0.5, diverged=True)
+
+
+def test_a_longer_ladder_or_other_seeds_replace_the_reported_runs_of_earlier_data(tmp_path, capsys) -> None:
+    """Reported at 4e-5, the end of the ladder; a fourth rate turns out better, and a seed is replaced."""
+    there, here = tmp_path / "small", tmp_path / "here"
+    rest = {"diverged": False, "peak": 0.7, "steps": 6, "backward_passes": 6.0, **dict.fromkeys(study_data.MEDIANS)}
+    keys = [definition.RunKey("ladder", "grpo", rate, 7) for rate in (1e-5, 2e-5, 4e-5)]
+    keys += [definition.RunKey("report", "grpo", 4e-5, seed) for seed in (0, 1)]
+    rows = [{**asdict(key), "accuracy": key.learning_rate * 1e4, **rest} for key in keys]
+    study_data.write(StudyData(study(), {}, rows, {}), there)
+    longer = study(seeds=[1, 2], ladder=BODY["ladder"] | {"learning_rates": [1e-5, 2e-5, 4e-5, 8e-5]})
+    earlier = study_data.read(there)
+    known = study_data.known_results(longer, earlier)
+    untuned = read_results(longer, here, known)
+    assert {key.seed for key in untuned if key.stage == "report"} == {1}, "not decided yet"
+    ended(here, definition.RunKey("ladder", "grpo", 8e-5, 7), evaluation_row(6, scores={"pass@1": 0.9}), of=longer)
+    ended(here, definition.RunKey("report", "grpo", 8e-5, 2), evaluation_row(6), of=longer)
+    data = study_data.collect(longer, here, earlier)
+    assert [(row["learning_rate"], row["seed"]) for row in data.reported("grpo")] == [(8e-5, 2)]
+    file = tmp_path / "longer.toml"
+    file.write_text(tomli_w.dumps(longer.model_dump(mode="json", exclude_none=True)))
+    assert main(["study", "status", str(file), "--data", str(there), "--out", str(here)]) == 0
+    assert "GRPO: best learning rate 8e-05, 1 of 2 seeds done" in capsys.readouterr().out
+
+
+def test_data_that_cannot_be_written_leaves_the_earlier_files(tmp_path, monkeypatch) -> None:
+    """The other machine's runs are nowhere else."""
+    key = definition.RunKey("ladder", "grpo", 1e-5, 7)
+    rest = {"diverged": False, "peak": 0.7, "steps": 6, "backward_passes": 6.0, **dict.fromkeys(study_data.MEDIANS)}
+    study_data.write(StudyData(study(), {}, [{**asdict(key), "accuracy": 0.7, **rest}], {}), tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    written = study_data.parquet.write_table
+
+    def full(table, where, **options) -> None:
+        written(table, where, **options)
+        if "evaluations" in str(where):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(study_data.parquet, "write_table", full)
+    with pytest.raises(OSError, match="No space"):
+        study_data.write(StudyData(study(title="Other"), {}, [], {}), tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.suffix != ".part"} == before
+
+
+def test_medians_of_diagnostics_leave_out_steps_without_a_number(tmp_path) -> None:
+    """Of 0.2, NaN, 0.6 and ∞ the median is 0.4."""
+    folder = ended(tmp_path, definition.RunKey("ladder", "grpo", 1e-5, 7), evaluation_row(6))
+    values = (0.6, float("nan"), 0.2, float("inf"))
+    lines = [metric_row(step, **{"grad/cos_g0_slow": value}) for step, value in enumerate(values, start=1)]
+    write_lines(folder / "metrics.jsonl", lines)
+    (row,) = study_data.collect(study(), tmp_path).runs
+    assert row["grad/cos_g0_slow"] == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,13 @@ from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.sources import Rollouts
 from gxpo_trainer.rollout.vllm_driver import SamplingSettings
-from gxpo_trainer.training.controller import careful_metrics, environment_metrics, rollout_metrics, staleness_metrics
+from gxpo_trainer.training.controller import (
+    careful_metrics,
+    environment_metrics,
+    no_signal,
+    rollout_metrics,
+    staleness_metrics,
+)
 from gxpo_trainer.training.evaluation import Evaluator, score_groups
 from gxpo_trainer.training.prepare import TokenizedBenchmark
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Prompt, Sample, ScoredGroup, Utterance, Verdict
@@ -123,6 +130,20 @@ def test_lengths_rates_and_staleness_count_sampled_tokens() -> None:
     metrics = staleness_metrics(CONVERSATIONS, version=5)
     assert metrics["rollout/staleness_mean"] == (2 * 2 + 6 * 1) / 8
     assert metrics["rollout/staleness_max"] == 2
+
+
+def test_the_share_of_correct_answers_is_that_of_problems_with_an_answer() -> None:
+    result = StepResult({}, 1, 0, 0.0, 0.0, True, None, 1.0, 0.0, 0)
+    shares = []
+    for statuses in (("correct", "wrong", "ungraded", "ungraded"), ("ungraded",) * 4):
+        verdicts = tuple(Verdict(status, None, 0.0, score=0.5) for status in statuses)
+        groups = [ScoredGroup(CONVERSATIONS.groups[0].group, verdicts)]
+        metrics = rollout_metrics(replace(CONVERSATIONS, groups=groups), result, version=4, total=8)
+        shares.append(metrics.get("reward/correctness"))
+    assert shares == [0.5, None]
+    assert "; 50% of the responses are truncated: choose" in no_signal(
+        {"reward/zero_variance_fraction": 1, "rollout/truncated_fraction": 0.5}
+    )
 
 
 def test_sampled_tokens_of_each_version() -> None:

@@ -304,16 +304,22 @@ def test_samples_are_given_up_for_a_checkpoint_but_not_a_learner_that_is_not_the
     assert state["evaluation_owed"]
 
 
-@pytest.mark.parametrize("due", [True, False])
-def test_a_resumed_run_begins_with_the_evaluation_that_is_still_due(
-    due: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("due", "deaths"), [(True, 0), (True, 1), (False, 0)])
+def test_a_resumed_run_begins_with_the_evaluation_that_is_still_due_also_when_the_learner_dies_in_it(
+    due: bool, deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Interrupting("never", tmp_path, monkeypatch)
     evaluated: list[int] = []
-    monkeypatch.setattr(run.controller, "_evaluate", lambda: evaluated.append(run.controller.counters.step))
+
+    def evaluate() -> None:
+        evaluated.append(run.controller.counters.step)
+        if len(evaluated) <= deaths:
+            raise LearnerDied
+
+    monkeypatch.setattr(run.controller, "_evaluate", evaluate)
     monkeypatch.setattr(run.controller, "_next", lambda: "steps")
     assert run.controller.run(Checkpoint(tmp_path, 3, {"evaluation_owed": due})) == "steps"
-    assert evaluated == [3] * due
+    assert evaluated == [3] * (due + deaths)
 
 
 def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path) -> None:

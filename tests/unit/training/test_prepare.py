@@ -128,6 +128,17 @@ def test_tokens_that_the_model_has_not_learned_to_embed_are_refused(config: Any,
     told = rf"model\.path: the tokenizer's '<{size}>' is token {size}, and the model has {size} .*resize_token_emb"
     with pytest.raises(ConfigError, match=told):
         prepare(config(model=model, data={"template": f"{{problem}} <{size}>"}), tmp_path / "run")
+    common, rare = {"problem": "1+1", "answer": "2", "completion": "2"}, {"problem": f"<{size}>", "answer": "2"}
+    held_out = str(data_files.write(tmp_path / "rare.jsonl", common, rare))
+    taught = str(data_files.write(tmp_path / "taught.jsonl", common, rare | {"completion": "2"}))
+    evaluation = {"benchmarks": [held_out], "num_problems": 1}
+    prepare(config(model=model, evaluation=evaluation), tmp_path / "run")
+    for late in (
+        {"evaluation": evaluation | {"full_at_end": True}},
+        {"warm_start": {"steps": 1, "rows_per_step": 1, "data": {"source": taught, "template": "plain"}}},
+    ):
+        with pytest.raises(ConfigError, match=told):
+            prepare(config(model=model, **late), tmp_path / "run")
     check_tokens({}, tokenizer, [np.array([9**9])])
     with pytest.raises(ConfigError, match="is token 3, and the model has 3"):
         check_tokens({"vocab_size": 3}, SimpleNamespace(eos_token_id=3, convert_ids_to_tokens=str), [])

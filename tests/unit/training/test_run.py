@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.algo.batch import shard
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import RunConfig, TeacherConfig
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
@@ -43,6 +43,8 @@ def test_what_fits_or_is_not_known_is_not_refused(tmp_path: Path) -> None:
     check_memory(placement, str(tmp_path), CLUSTER)
     check_memory(placement, str(tmp_path / "nothing"), CLUSTER | L4)
     assert check_memory(replace(placement, device="cpu"), str(tmp_path), CLUSTER | L4) == Fit()
+    taught = placement.config.model_copy(update={"teacher": TeacherConfig(path="org/unknown")})
+    assert check_memory(replace(placement, config=taught), str(tmp_path), CLUSTER | L4) == Fit()
 
 
 def test_a_name_of_several_memory_sizes_refuses_only_what_fits_none_of_them(tmp_path: Path) -> None:
@@ -161,6 +163,13 @@ def test_every_learner_rank_gets_a_prompt_of_few() -> None:
     world: Any = World(lambda scale: scale, ranks=9)
     planner: Any = SimpleNamespace(token_ids=[np.arange(5 + index) for index in range(3)])
     canary(RunConfig.model_validate({"placement": {"learner_ranks": 9}}), world, world, planner)
+    assert world.scales == [0.01]
+
+
+def test_a_prompt_of_one_token_which_has_no_log_probability_is_scored_twice_as_long() -> None:
+    world: Any = World(lambda scale: scale)
+    planner: Any = SimpleNamespace(token_ids=[np.array([5])])
+    canary(RunConfig(), world, world, planner)
     assert world.scales == [0.01]
 
 

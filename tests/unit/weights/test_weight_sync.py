@@ -272,6 +272,22 @@ def test_full_shared_memory_says_what_helps(publisher: SharedMemoryPublisher, mo
         publisher._allocate(2**30)
 
 
+def test_a_worker_answers_once_its_gpu_has_read_the_bucket_whose_buffer_the_learner_then_overwrites(
+    publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Mock(slots={})
+    monkeypatch.setattr(torch.cuda, "synchronize", calls.synchronize)
+    bucket = publisher.publish(packer(("weight", torch.ones(3)), ("other", torch.ones(3)), capacity=64), 1, 0)
+    assert not bucket.last
+    receiver = WeightReceiver(calls, torch.device("cpu"))
+    receiver.receive(bucket)
+    assert [name for name, *_ in calls.mock_calls] == ["load"]
+    receiver._device = torch.device("cuda", 1)
+    receiver.receive(bucket)
+    assert [name for name, *_ in calls.mock_calls] == ["load", "load", "synchronize"]
+    assert calls.synchronize.call_args.args == (receiver._device,)
+
+
 def test_a_worker_maps_the_learners_buffer_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1's only GPU is device 0 in its process and device 1 in the worker's of tensor parallelism."""
     names = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)

@@ -84,9 +84,8 @@ def policy_loss(
     if settings.proximal == "sampler":
         old, target = micro.sampler_logprobs, logprobs.detach()
     surrogate: Surrogate = implementation(settings)(settings)
-    result = surrogate(logprobs - old, logprobs, micro)
-    ratio, token_loss = result[0], result[1]
-    outside = result[2] if len(result) == 3 else None
+    ratio, token_loss, *counted_as_clipped = surrogate(logprobs - old, logprobs, micro)
+    outside = counted_as_clipped[0] if counted_as_clipped else None
     gap = (logprobs.detach() - micro.sampler_logprobs).abs()
     values, maxima = {"ratio": ratio, "logprob_gap": gap}, {"logprob_gap_max": gap}
     if settings.corrects or settings.proximal == "sampler":

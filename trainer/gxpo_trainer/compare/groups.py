@@ -177,7 +177,7 @@ def compare_groups(
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
     (passes,) = common.get("backward_passes", (None,))
     raw = plateau_contrasts(groups, reference, passes) if passes is not None else {}
-    against = dict(zip(raw, corrected(list(raw.values())), strict=True))
+    against = dict(zip(raw, corrected(list(raw.values()), len(groups) - 1), strict=True))
     results = []
     for group in groups:
         at_budgets = (_at_budget(group, reference, axis, budget) for axis, budget in wanted)

@@ -162,16 +162,20 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def corrected(family: Sequence[Contrast]) -> list[Contrast]:
-    """One family of comparisons with Holm's correction of their tests, and of their equivalence tests."""
-    tests, equivalences = (holm([getattr(one, name) for one in family]) for name in ("p_value", "equivalence"))
-    return [replace(one, adjusted=p, equivalence=e) for one, p, e in zip(family, tests, equivalences, strict=True)]
+def corrected(family: Sequence[Contrast], planned: int) -> list[Contrast]:
+    """One family of comparisons with Holm's correction of their tests, and of their equivalence tests.
+
+    planned: comparisons of the family, with those that have no values because a run ended early.
+    """
+    lost: list[float | None] = [None] * (planned - len(family))
+    tests, equivalences = (holm([getattr(one, name) for one in family] + lost) for name in ("p_value", "equivalence"))
+    return [replace(one, adjusted=p, equivalence=e) for one, p, e in zip(family, tests, equivalences, strict=False)]
 
 
-def detectable(family: Sequence[Contrast]) -> float | None:
+def detectable(family: Sequence[Contrast], planned: int) -> float | None:
     """Smallest true difference that a paired t-test shows with 80% probability at Holm's first step, α/m.
 
-    The spread is pooled over the family of m comparisons: that of a single one is too noisy a basis with few seeds.
+    The spread is pooled over the family of m planned comparisons: that of one is too noisy a basis with few seeds.
     Exact, by the non-central t with the fewest seeds of the family. None without a spread.
     """
     from scipy import optimize, stats
@@ -181,6 +185,6 @@ def detectable(family: Sequence[Contrast]) -> float | None:
         return None
     num = min(one.difference.num for one in family if one.spread is not None)
     error = math.sqrt(float(np.mean(np.square(spreads))) / num)
-    critical = stats.t.isf(ALPHA / len(family) / 2, num - 1)
+    critical = stats.t.isf(ALPHA / planned / 2, num - 1)
     # The lower tail adds less than α/2 to the power, and nothing near 80%.
     return error * float(optimize.brentq(lambda x: stats.nct.sf(critical, num - 1, x) - 0.8, 0, 2 * critical + 4))

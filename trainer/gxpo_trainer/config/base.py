@@ -18,12 +18,15 @@ MOST_TOKENS = 2**24
 MOST_PROCESSES = 10_000
 """Of one kind, or threads of one process."""
 MOST_MEMORY_MB = 2**24
+MOST_SECONDS = 1_000_000
+"""Of a wait whose end the operating system is told: eleven days, which is less than 2³¹ ms."""
 LONGEST_TEXT = 4096
 """Characters of a text without a bound of its own; the longest path of Linux."""
 
 Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
+Deadline = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 Temperature = Annotated[float, Field(ge=0.01, le=2.0)]
 """vLLM samples at 0.01 where a request says less, and refuses more than 2."""
 

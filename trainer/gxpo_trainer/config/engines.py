@@ -8,7 +8,16 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from gxpo_trainer.config.base import MOST_PROCESSES, MOST_TOKENS, Processes, Settings, Steps, Temperature, Tokens
+from gxpo_trainer.config.base import (
+    MOST_PROCESSES,
+    MOST_SECONDS,
+    MOST_TOKENS,
+    Processes,
+    Settings,
+    Steps,
+    Temperature,
+    Tokens,
+)
 
 RANDOM_STARTER = "starter-random"
 STARTER_POLICIES = {
@@ -247,7 +256,9 @@ class PlacementConfig(Settings):
         description="How weights reach the engines. auto: cuda_ipc on shared GPUs, nccl between separate ones; on CPUs "
         "shared_memory on one node, else object_store (Ray's).",
     )
-    wait_s: float = Field(600.0, ge=0, description="Longest wait for nodes to join, and for other runs to end.")
+    wait_s: float = Field(
+        600.0, ge=0, le=MOST_SECONDS, description="Longest wait for nodes to join, and for other runs to end."
+    )
     max_restarts: Steps = Field(3, description="Recoveries of a learner from its checkpoint before giving up.")
 
     @property

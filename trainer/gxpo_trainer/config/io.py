@@ -12,6 +12,7 @@ import copy
 import functools
 import importlib.util
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -99,7 +100,7 @@ def build(settings: dict[str, Any], overrides: Sequence[str] = (), *, source: st
 def read_settings(path: Path, fix: str = "`gxpo config --preset demo > {name}` creates one") -> dict[str, Any]:
     """The nested values of a .toml or .json file, not yet checked. fix: for a file that does not exist."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; {fix.format(name=path.name)}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -111,7 +112,7 @@ def read_settings(path: Path, fix: str = "`gxpo config --preset demo > {name}` c
             settings = tomllib.loads(text)
         else:
             raise ConfigError(f"{path} has the suffix {path.suffix!r}; a config is a .toml or a .json file")
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path} contains a {type(settings).__name__}; a config is an object of settings")
@@ -128,8 +129,9 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
     result = copy.deepcopy(settings)
     parsed = [(text, *parse_override(text)) for text in overrides]
     choices = {f"{choice.section}.{choice.key}": choice for choice in CHOICES.values()}
-    for _, path, value in parsed:
+    for text, path, value in parsed:
         if choice := choices.get(path):
+            _refuse_part_of_list(text, path)
             section = _section(result, path)
             if section.get(choice.key) != value:
                 shared = choice.base.model_fields
@@ -138,6 +140,7 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
             section[choice.key] = value
     unknown = _load_named(result)
     for text, path, value in parsed:
+        _refuse_part_of_list(text, path)
         if path not in setting_paths():
             for place, error in unknown.items():
                 if path.startswith(f"{place}."):
@@ -148,6 +151,17 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
         if path not in choices:
             _section(result, path)[path.rpartition(".")[2]] = value
     return result
+
+
+def _refuse_part_of_list(text: str, path: str) -> None:
+    """Raises ConfigError for a setting of an entry of a list, such as `verifier.rewards.weight`."""
+    value: Any = RunConfig().model_dump()
+    keys = re.split(r"[.[]", path)
+    for number, key in enumerate(keys):
+        if isinstance(value, tuple):
+            whole = ".".join(keys[:number])
+            raise ConfigError(f"--set {text}: {whole} is a list and is set as a whole, in brackets")
+        value = value.get(key) if isinstance(value, dict) else None
 
 
 def _section(settings: dict[str, Any], path: str) -> dict[str, Any]:
@@ -190,7 +204,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text}: must look like learner.rule.k=5")
     try:
         parsed = tomllib.loads(f"value = {word}")
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         if word.startswith(("[", "{")):
             raise ConfigError(f"--set {text}: the value is not valid TOML ({error}); put texts in quotes") from None
         return path, word

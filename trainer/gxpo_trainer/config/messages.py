@@ -6,6 +6,7 @@ import difflib
 import functools
 import json
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from gxpo_trainer.config.components import CHOICE_ERROR, CHOICES
 from gxpo_trainer.config.rules import RULE_CHOICE, in_words
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.plugins import suggestion
 
 MOST_ERRORS = 100
 """Invalid settings of one config that are reported: a request with more must not occupy the service for long."""
@@ -69,6 +71,7 @@ def nearest_setting(path: str) -> str | None:
     """The setting that TRL and verl call so, else the one most similar to a mistyped path or to its last word."""
     if len(path) > _LONGEST_TYPO:
         return None
+    path = re.sub(r"\[\d+\]", "", path)
     parts, known = path.split("."), setting_paths()
     endings = (".".join(parts[start:]) for start in range(len(parts)))
     other = [_BY_OTHER_NAME[name] for name in endings if name in _BY_OTHER_NAME]
@@ -95,19 +98,27 @@ def show(value: Any) -> str:
 def error_path(location: Iterable[str | int], *, keep_last: bool, root: type[BaseModel] = RunConfig) -> str:
     """Dotted path of a pydantic location; names of union members (`gxpo`, `tuple[float, float]`) are dropped.
 
-    keep_last: the last segment is a key of the user's file, known or not.
+    keep_last: the last segment is a key of the user's file, known or not. So are the keys of a table with any names,
+    such as the arms of a study.
     """
     segments = list(location)
     candidates: list[type[BaseModel]] = [root]
     parts: list[str] = []
+    any_names = False
     for position, segment in enumerate(segments):
         if isinstance(segment, int):
             parts[-1] += f"[{segment}]"
             continue
+        if any_names:
+            parts.append(segment)
+            any_names = False
+            continue
         owners = [model for model in candidates if segment in model.model_fields]
         if owners:
             parts.append(segment)
-            candidates = [part for model in owners for part in submodels(model.model_fields[segment].annotation)]
+            annotations = [model.model_fields[segment].annotation for model in owners]
+            candidates = [part for annotation in annotations for part in submodels(annotation)]
+            any_names = any(typing.get_origin(annotation) is dict for annotation in annotations)
         elif keep_last and position == len(segments) - 1:
             parts.append(segment)
     return ".".join(parts)
@@ -157,7 +168,8 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
         return f"{path}.{context['key']}", f" = {show(value[context['key']])}", context["reason"]
     if kind == "extra_forbidden":
         if root is not RunConfig:
-            problem = "unknown setting; remove it"
+            names = {name.rpartition(".")[2] for name in _walk(root)}
+            problem = f"unknown setting{suggestion(path.rpartition('.')[2], names) or '; remove it'}"
         elif path in setting_paths():
             problem = "is not a setting of the selected rule; remove it or select a rule that has it"
         else:
@@ -189,7 +201,11 @@ def config_error(error: ValidationError, source: str, root: type[BaseModel] = Ru
     The errors of a setting's alternative forms are one message.
     """
     by_setting: dict[tuple[str, str], dict[str, None]] = {}
-    for part in error.errors(include_url=False)[:MOST_ERRORS]:
+    errors = error.errors(include_url=False)[:MOST_ERRORS]
+    lists = {part["loc"][:-1] for part in errors if part["loc"]}
+    for part in errors:
+        if part["type"] == "too_short" and part["loc"] in lists:
+            continue  # pydantic counts valid entries alone
         path, value, message = _parts(part, root)
         by_setting.setdefault((path, value), {})[message] = None
     merged = []

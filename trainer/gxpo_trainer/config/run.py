@@ -34,7 +34,7 @@ class LoraConfig(Settings):
     """Low-rank adapters by PEFT; the rule then acts on the adapter's parameters only."""
 
     rank: int = Field(16, ge=1, le=512, description="Rank of the adapter matrices; vLLM loads at most 512.")
-    alpha: float = Field(32.0, gt=0, description="Scaling; the adapter's output is multiplied by alpha / rank.")
+    alpha: FiniteFloat = Field(32.0, gt=0, description="Scaling; the adapter's output is multiplied by alpha / rank.")
     dropout: Fraction = Field(0.0, description="Must be 0: two passes of a rule must see the same function.")
     target_modules: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -252,12 +252,15 @@ class LoggingConfig(Settings):
         return value
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Settings):
     """The base optimizer and its schedule, counted in training steps."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: FiniteFloat = Field(1e-5, gt=0, description="η.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW only.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW only.")
     epsilon: FiniteFloat = Field(1e-8, gt=0, description="AdamW only.")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD only.")
     weight_decay: FiniteFloat = Field(0.0, ge=0, description="Decoupled for AdamW, added to the gradient for SGD.")

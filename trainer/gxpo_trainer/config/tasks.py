@@ -15,6 +15,7 @@ from gxpo_trainer.config.base import (
     MOST_MEMORY_MB,
     MOST_STEPS,
     MOST_TOKENS,
+    Deadline,
     Fraction,
     Processes,
     Settings,
@@ -188,7 +189,7 @@ class EnvironmentConfig(Settings):
     max_observation_tokens: Tokens = Field(
         64, description="Longest answer of the environment, with its role tokens; what is longer is cut."
     )
-    deadline_s: float = Field(5.0, gt=0, description="Time limit of one call, after which its process is killed.")
+    deadline_s: Deadline = Field(5.0, description="Time limit of one call, after which its process is killed.")
     workers: Processes = Field(4, description="Calls that run at the same time.")
     memory_mb: int = Field(1024, ge=64, le=MOST_MEMORY_MB, description="Address-space limit of an episode's process.")
 
@@ -239,7 +240,7 @@ class AgentConfig(EnvironmentConfig):
     )
     max_request_tokens: Tokens | None = Field(None, description="Most sampled tokens of an answer; none: the rest.")
     max_turns: int = Field(16, ge=1, le=10_000, description="Requests of an episode; the next one ends it.")
-    deadline_s: float = Field(60.0, gt=0, description="Time limit of the agent from an answer to its next request.")
+    deadline_s: Deadline = Field(60.0, description="Time limit of the agent from an answer to its next request.")
     workers: Processes = Field(64, description="Agents that compute at the same time.")
     memory_mb: int = Field(4096, ge=64, le=MOST_MEMORY_MB, description="Address-space limit of each of its processes.")
 
@@ -339,7 +340,7 @@ class HttpRewardConfig(Settings):
     per: Literal["response", "group"] = Field(
         "response", description="What one request has: a response, or all of a group, for judges that rank them."
     )
-    deadline_s: float = Field(30.0, gt=0, description="Time limit of one answer, with all attempts and the waits.")
+    deadline_s: Deadline = Field(30.0, description="Time limit of one answer, with all attempts and the waits.")
     retries: int = Field(
         2, ge=0, le=1000, description="Further attempts after a failed connection or HTTP 429, 502, 503, 504."
     )
@@ -375,7 +376,7 @@ class VerifierConfig(Settings):
     """Scoring of responses in killable processes."""
 
     workers: Processes = Field(2, description="Worker processes.")
-    deadline_s: float = Field(5.0, gt=0, description="Time limit of one answer, after which its process is killed.")
+    deadline_s: Deadline = Field(5.0, description="Time limit of one answer, after which its process is killed.")
     memory_mb: int = Field(2048, ge=256, le=MOST_MEMORY_MB, description="Address-space limit of a worker.")
     answer: Literal["auto", "any", "boxed"] = Field(
         "auto",

@@ -29,9 +29,17 @@ from gxpo_trainer.data.prompts import (
     read_prompts,
     with_system_prompt,
 )
-from gxpo_trainer.data.records import SUFFIXES, Record, download, files_of_split, read_records, sha256_of_file
+from gxpo_trainer.data.records import (
+    SUFFIXES,
+    Record,
+    download,
+    files_of_split,
+    read_records,
+    sha256_of_file,
+)
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.jsonl import local_path
 from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
 FIX = "copies of this benchmark have it: correct the row, or set evaluation.data_root to another copy"
@@ -216,7 +224,7 @@ def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:
             fix=f"set evaluation.data_root to a folder that contains {spec.name}.jsonl, or check the connection",
         )
         return _files_in(folder, spec)
-    root = Path(data_root).expanduser()
+    root = local_path(data_root)
     if not root.is_dir():
         raise DataError(f"evaluation.data_root = {data_root!r} is not a folder; correct or remove the setting")
     for name in spec.names:

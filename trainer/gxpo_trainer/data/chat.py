@@ -36,6 +36,8 @@ def render_messages(messages: Messages, tokenizer: Any, tools: Messages = ()) ->
         ids = tokenizer(chat_text(tokenizer, messages, opened=True, tools=tools), add_special_tokens=False)["input_ids"]
     else:
         ids = tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
+        while ids and ids[-1] == tokenizer.eos_token_id:  # of a tokenizer that ends each text; the policy would go on
+            ids = ids[:-1]
     return np.asarray(ids, dtype=np.int32)
 
 
@@ -124,7 +126,9 @@ class ObservationEncoder:
 def _end_of_answer(tokenizer: Any) -> int | None:
     """Place after the special token that ends the policy's turn where another message follows; None without one."""
     rendered = chat_text(tokenizer, _EXCHANGE, opened=False)
-    after = rendered.rindex(_ANSWER) + len(_ANSWER)
+    after = rendered.rfind(_ANSWER) + len(_ANSWER)
+    if _ANSWER not in rendered:
+        return None
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     tokens = special | {*tokenizer.all_special_tokens}
     places = [(rendered.find(token, after), len(token)) for token in tokens if token in rendered[after:]]

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +259,9 @@ def field_text(record: Record, name: str, fix: str) -> str:
         raise DataError(f"{record.location}: has no field {name!r} (its fields: {has}); {fix}")
     value = record.fields[name]
     parts = value if isinstance(value, list) else [value]
-    if not parts or any(type(part) not in (str, int, float) for part in parts):
+    if not parts or any(type(part) not in (str, int, float, Decimal) for part in parts):
         raise DataError(f"{record.location}: field {name!r} is {json.dumps(value, default=str)[:80]}; text is expected")
-    if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
+    if any(isinstance(part, float | Decimal) and not math.isfinite(part) for part in parts):
         raise DataError(f"{record.location}: field {name!r} is not a finite number")
     text = ", ".join(str(part).strip() for part in parts) if isinstance(value, list) else str(value)
     if not text.strip():
@@ -282,16 +283,17 @@ def final_answer(answer: str) -> str:
 
 
 def read_level(value: Any) -> int | None:
-    """The difficulty level of MATH as a number, from 5, "5" or "Level 5"; None for anything else."""
-    match = re.fullmatch(r"\s*(?:Level\s+)?(\d+)\s*", str(value)) if isinstance(value, str | int) else None
+    """The difficulty level of MATH as a number, from 5, 5.0 (a column with empty rows), "5" or "Level 5"; None for
+    anything else."""
+    match = re.fullmatch(r"\s*(?:Level\s+)?(\d+)(?:\.0)?\s*", str(value))
     return int(match[1]) if match else None
 
 
 def json_extra(prompt: Prompt) -> dict[str, Any]:
     """Further fields of the problem as JSON values, without its verification options."""
     extra = {name: value for name, value in prompt.extra.items() if name != EXTRA_KEY}
-    # A parquet row may hold dates and other values without a JSON form.
-    return dict(json.loads(json.dumps(extra, default=str)))
+    # A parquet row may hold dates and other values without a JSON form, and NaN where a number is missing.
+    return dict(json.loads(json.dumps(extra, default=str), parse_constant=lambda constant: None))
 
 
 def tokenize_prompts(

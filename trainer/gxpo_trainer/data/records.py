@@ -12,12 +12,14 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.errors import DataError
+from gxpo_trainer.jsonl import local_path
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -39,7 +41,7 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
 
     Raises DataError when the source is neither a data file, a folder with that split, nor a reachable hub name.
     """
-    path = Path(source).expanduser()
+    path = local_path(source)
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise DataError(f"data.source = {source!r} ends in {path.suffix!r}; use a .jsonl, .csv or .parquet file")
@@ -64,7 +66,7 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
 
 def on_hub(source: str) -> bool:
     """Whether `data.source` is looked up in the hub: nothing here has this name, and the hub's could be it."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     named = path.suffix not in (*SUFFIXES, ".json") and _HUB_NAME.fullmatch(source) is not None
     return named and not path.exists()
 
@@ -75,9 +77,10 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
     for home in _homes(subset):
         for suffix in (".parquet", ".jsonl", ".csv"):
             patterns = (f"{split}-*{suffix}", f"{split}{suffix}", f"{split}/*{suffix}")
-            files = sorted({file for pattern in patterns for file in (folder / home).glob(pattern)})
-            if files:
-                return files
+            with suppress(NotImplementedError, ValueError):  # of patterns such as /* and **-*
+                files = sorted({file for pattern in patterns for file in (folder / home).glob(pattern)})
+                if files:
+                    return files
     present = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix in SUFFIXES)
     listed = ", ".join(present[:8]) or "none"
     raise DataError(
@@ -119,20 +122,25 @@ def read_records(files: Iterable[Path], most: int | None = None) -> list[Record]
 
 
 def _csv(file: Path) -> Iterator[Record]:
-    """Rows of a comma-separated UTF-8 file, whose first line names the columns; an empty cell is a missing field."""
+    """Rows of a comma-separated UTF-8 file, whose first line names the columns; an empty cell is a missing field.
+
+    A column without a name, as pandas writes for its index, is left out.
+    """
     csv.field_size_limit(sys.maxsize)
     with file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream, strict=True)
         try:
             names = reader.fieldnames or []
-            if len({*names}) < len(names) or "" in names:
+            if len({*names}) < len(names):
                 raise DataError(f"{file}:1: the first line must name each column once; its names: {', '.join(names)}")
             for number, row in enumerate(reader, start=1):
                 location = f"{file}:{reader.line_num}"
                 if None in row or None in row.values():
                     fix = "quote cells that contain commas, and leave none out"
                     raise DataError(f"{location}: has not the {len(names)} cells of the first line; {fix}")
-                yield Record(location, f"{file.stem}/{number}", {name: cell for name, cell in row.items() if cell})
+                yield Record(
+                    location, f"{file.stem}/{number}", {name: cell for name, cell in row.items() if name and cell}
+                )
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{file}:{reader.line_num}: is not valid CSV ({error}); save it as UTF-8 CSV") from None
 
@@ -161,7 +169,7 @@ def _parquet(file: Path) -> Iterator[Record]:
         rows = (fields for batch in reader.iter_batches(batch_size=1024) for fields in batch.to_pylist())
         for number, fields in enumerate(rows, start=1):
             yield Record(f"{file}, row {number}", f"{file.stem}/{number}", fields)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, OverflowError, ValueError) as error:  # also a date after 9999, no UTF-8
         raise DataError(f"{file}: cannot be read as parquet: {error}") from None
 
 

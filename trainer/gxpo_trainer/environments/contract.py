@@ -164,7 +164,11 @@ def checked_turn(value: object, name: str) -> Turn:
     if not isinstance(value.done, bool):
         raise EnvironmentFailed(f"{method}: Turn.done is {_described(value.done)}; it must be True or False")
     reward = value.reward
-    if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
+    try:
+        valid = reward is None or (isinstance(reward, numbers.Real) and math.isfinite(reward))
+    except OverflowError:  # an integer beyond the floats
+        valid = False
+    if not valid:
         raise EnvironmentFailed(f"{method}: Turn.reward is {_described(reward)}; it must be a finite number or None")
     return Turn(value.observation[:MAX_TEXT], None if reward is None else float(reward), value.done)
 
@@ -180,8 +184,8 @@ def _check_text(value: object, what: str) -> None:
 
 def _described(value: object) -> str:
     """A value of any size in an error message."""
-    if value is None or isinstance(value, bool | int | float):
-        return f"{value!r:.40}"
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 10**40):
+        return repr(value)
     return f"a value of type {type(value).__name__}"
 
 

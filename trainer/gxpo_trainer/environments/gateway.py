@@ -16,7 +16,6 @@ import asyncio
 import collections
 import contextlib
 import json
-import math
 import secrets
 import socket
 import time
@@ -33,6 +32,7 @@ from starlette.types import Receive, Scope, Send
 from gxpo_trainer.environments.contract import ChatRequest, EnvironmentFailed, Turn
 from gxpo_trainer.environments.processes import LOST, EpisodeDied, EpisodeProcess
 from gxpo_trainer.environments.worker import SUCCESS
+from gxpo_trainer.grading.rewards import reward_number
 from gxpo_trainer.grading.sandbox import received
 
 MAX_BODY = 500_000
@@ -61,9 +61,12 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
         raise ValueError("messages: must be a list with at least one message")
     if changed := [name for name, same in _UNSUPPORTED.items() if body.get(name) not in (None, *same)]:
         raise ValueError(f"{changed[0]} = {body[changed[0]]!r:.100} is not supported; remove it")
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limit = next((limit for limit in limits if limit is not None), None)
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise ValueError(f"max_tokens = {limit!r:.100}: must be a positive integer")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise ValueError("stream_options: must be an object")
     stop = body.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and 0 < len(text) <= 1000 for text in stop) or len(stop) > 16:
@@ -147,10 +150,11 @@ async def _serve(request: Request, agents: Mapping[str, AgentProcess]) -> Respon
                 model = {"id": _MODEL, "object": "model", "owned_by": "gxpo"}
                 return JSONResponse({"object": "list", "data": [model]})
             case "POST", "v1/episodes/reward":
-                reward = (await _body(request)).get("reward")
-                if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-                    raise _Refused(400, f"reward = {reward!r:.100}: must be a finite number")
-                agent.reward = (agent.reward or 0.0) + float(reward)
+                posted = (await _body(request)).get("reward")
+                try:
+                    agent.reward = (agent.reward or 0.0) + reward_number(posted)
+                except ValueError:
+                    raise _Refused(400, f"reward = {posted!r:.100}: must be a finite number") from None
                 return JSONResponse({})
             case "POST", "v1/chat/completions":
                 return await _complete(request, agent)

@@ -56,7 +56,8 @@ MUST_MATCH = ("precision", "optimizer", "lora_rank")
 
 def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate: float, device: torch.device) -> None:
     holds = rank == 0 or not shards.replicated
-    tensors = {f"{kind}/{i}": t for kind, held in kinds(shards).items() for i, t in enumerate(held)} if holds else {}
+    held, segments = (kinds(shards), shards.segments()) if holds else ({}, [])
+    tensors = {f"{kind}/{i}": t for kind, flat in held.items() for i, t in enumerate(flat)}
     tensors["rng/cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
@@ -65,9 +66,7 @@ def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate
         "optimizer_step": shards.step,
         "learning_rate": learning_rate,
         "shapes": shards.shapes(),
-        "segments": [[(s.parameter, s.start, s.offset, s.length) for s in of_tensor] for of_tensor in shards.segments()]
-        if holds
-        else [],
+        "segments": [[(s.parameter, s.start, s.offset, s.length) for s in of_tensor] for of_tensor in segments],
     }
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / f"rank-{rank}.safetensors")
     (folder / f"rank-{rank}.json").write_text(json.dumps(body), encoding="utf-8")

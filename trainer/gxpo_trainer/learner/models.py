@@ -21,6 +21,7 @@ from gxpo_trainer import __version__
 from gxpo_trainer.config import LoraConfig, ModelConfig
 from gxpo_trainer.config.engines import RANDOM_STARTER, STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import local_path
 from gxpo_trainer.planner.architectures import FOLDER_FIX, WEIGHTS, checked_folder, local_model, read_config
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _random_starter(starter: Path) -> Path:
 def pin_revision(config: ModelConfig) -> ModelConfig:
     """For a hub name: with the commit that its revision stands for now, so that all processes load the same files."""
     folder = Path(resolve_model(config))
-    if folder.parent.name != "snapshots" or Path(config.path).expanduser().is_dir():
+    if folder.parent.name != "snapshots" or local_path(config.path).is_dir():
         return config
     return config.model_copy(update={"revision": folder.name})
 

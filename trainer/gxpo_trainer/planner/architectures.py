@@ -17,6 +17,7 @@ from typing import Any
 from gxpo_trainer.config import ModelConfig, RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import local_path
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """Of a model that somebody uploaded; one without an owner is a folder that does not exist, and no hub is asked."""
@@ -68,7 +69,7 @@ def folder_of(path: str) -> Path:
     """Where `model.path` would be on this machine: an embedded policy's folder, else the path itself."""
     # By path: the package `learner` is above this one.
     embedded = STARTER_POLICIES.get(path)
-    return Path(__file__).parents[1] / "learner" / embedded if embedded else Path(path).expanduser()
+    return Path(__file__).parents[1] / "learner" / embedded if embedded else local_path(path)
 
 
 def known_config(path: str) -> Mapping[str, Any] | None:
@@ -96,9 +97,9 @@ def checked_folder(folder: Path, setting: str) -> Path:
     return folder
 
 
-def read_config(folder: Path, setting: str) -> dict[str, Any]:
-    """A folder's config.json. Raises ConfigError naming `setting`, the value of model.path."""
-    where = f"model.path = {setting!r}"
+def read_config(folder: Path, path: str, setting: str = "model.path") -> dict[str, Any]:
+    """A folder's config.json. Raises ConfigError naming the setting and its value, `path`."""
+    where = f"{setting} = {path!r}"
     try:
         body = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -1,12 +1,14 @@
-"""Devices that a plan can be made for (devices.toml), and what is assumed about their use."""
+"""Devices that a plan can be made for (devices.toml), what is assumed about their use, and the cores of this one."""
 
 from __future__ import annotations
 
 import functools
+import os
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 from gxpo_trainer.errors import ConfigError
@@ -113,3 +115,17 @@ def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:
     kinds = {name.partition(":")[2] for name in resource_names if name.startswith("accelerator_type:")}
     candidates = [device for device in devices().values() if kinds and kinds <= set(device.ray_names)]
     return tuple(sorted(candidates, key=lambda device: device.memory_bytes))
+
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Of the container of this process (cgroup v2): microseconds of processor time in a period, and the period."""
+
+
+def usable_cores() -> int:
+    """Number of cores available to this process: where it may run, and as many as its container may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota_us, period_us = CPU_QUOTA.read_text(encoding="ascii").split()
+        return max(1, min(cores, int(quota_us) // int(period_us)))
+    except (OSError, ValueError):  # another cgroup version, or no limit ("max")
+        return cores

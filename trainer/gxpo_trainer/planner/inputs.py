@@ -101,6 +101,9 @@ class ModelShape:
             **dict.fromkeys(("q_proj", "o_proj"), self.hidden + self.query_width),
             **dict.fromkeys(("k_proj", "v_proj"), self.hidden + self.kv_width),
             **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.experts * (self.hidden + self.intermediate)),
+            # Phi-3's fused projections.
+            "qkv_proj": self.hidden + self.query_width + 2 * self.kv_width,
+            "gate_up_proj": self.hidden + 2 * self.intermediate,
         }
         return self.layers * rank * sum(sides.get(name, 0) for name in set(targets))
 
@@ -132,30 +135,33 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
         kv_heads=number("num_key_value_heads", heads),
         head_dim=number("head_dim", max(1, body["hidden_size"] // heads)),
         vocabulary=body["vocab_size"],
-        tied=bool(body.get("tie_word_embeddings", False)),
+        # transformers 4 did not write it where it was its default, which is that of Gemma alone.
+        tied=bool(body.get("tie_word_embeddings", kind.startswith("gemma"))),
         experts=experts,
         active_experts=number("num_experts_per_tok", 1) if experts > 1 else 1,
         shared_intermediate=number("shared_expert_intermediate_size", 0) if experts > 1 else 0,
         attention_bias=bool(body.get("attention_bias", kind in ("qwen2", "qwen2_moe"))),
-        head_norms=kind in ("qwen3", "qwen3_moe"),
+        head_norms=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
     )
 
 
-def read_shape(model_path: str) -> ModelShape:
-    """The shape of `model.path`: a starter policy, a folder, or a hub model that this package knows.
+def read_shape(model_path: str, setting: str = "model.path") -> ModelShape:
+    """The shape of a setting's model: a starter policy, a folder, or a hub model that this package knows.
 
     Never contacts a hub. Raises ConfigError for a folder without a readable config.json and for another hub name.
     """
     known = known_config(model_path)
-    return read_folder(folder_of(model_path), model_path) if known is None else shape_of(known, model_path)
+    if known is None:
+        return read_folder(folder_of(model_path), model_path, setting)
+    return shape_of(known, f"{setting} = {model_path!r}")
 
 
-def read_folder(folder: Path, model_path: str) -> ModelShape:
-    """The shape in a folder's config.json. Raises ConfigError naming `model_path`."""
-    where = f"model.path = {model_path!r}"
+def read_folder(folder: Path, model_path: str, setting: str = "model.path") -> ModelShape:
+    """The shape in a folder's config.json. Raises ConfigError naming the setting and `model_path`, its value."""
+    where = f"{setting} = {model_path!r}"
     if not folder.is_dir():
         raise ConfigError(f"{where} is not a folder here, and its config is unknown; use a local copy of the model")
-    return shape_of(read_config(folder, model_path), where)
+    return shape_of(read_config(folder, model_path, setting), where)
 
 
 Rows = Literal["padded", "shared", "packed"]
@@ -272,10 +278,18 @@ class Inputs:
         return self.config.placement.num_gpus(colocated=self.shared) if self.on_gpu else 1
 
 
-def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices: int | None = None) -> Inputs:
-    """The inputs of a run. num_devices: None for the fewest that its placement can use.
+def inputs_of(
+    config: RunConfig,
+    shape: ModelShape,
+    device: Device,
+    num_devices: int | None = None,
+    teacher: ModelShape | None = None,
+) -> Inputs:
+    """The inputs of a run. num_devices: None for the fewest that its placement can use. teacher: its shape, None to
+    read it.
 
-    Raises ConfigError for a `placement.tensor_parallel` that does not divide the model's heads.
+    Raises ConfigError for a `placement.tensor_parallel` that does not divide the model's heads, and for a teacher of
+    unknown shape.
     """
     config = config.without_idle_engines()
     placement = config.placement
@@ -283,8 +297,10 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
     if uneven is not None:
         raise ConfigError(uneven)
     asked = num_devices or placement.num_gpus(colocated=placement.can_colocate)
-    teacher = 0 if config.teacher is None else read_shape(config.teacher.path).parameters
-    return Inputs(config, shape, device, asked if device.kind == "gpu" else 1, teacher)
+    if teacher is None and config.teacher is not None:
+        teacher = read_shape(config.teacher.path, "teacher.path")
+    asked = asked if device.kind == "gpu" else 1
+    return Inputs(config, shape, device, asked, teacher.parameters if teacher else 0)
 
 
 @dataclass(frozen=True, slots=True)

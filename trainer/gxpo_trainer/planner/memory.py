@@ -175,6 +175,10 @@ class SamplerMemory:
         }
 
 
+NO_SAMPLER = SamplerMemory(0, 0, 0, 0, 0, longest_fits=True)
+"""Of a supervised run without benchmarks."""
+
+
 def sampler_memory(inputs: Inputs, load: Workload) -> SamplerMemory:
     """What a sampler's device holds while it samples. Samples of a prompt share the prompt's part of the cache."""
     shape, item = inputs.shape, inputs.sampler_item

@@ -18,7 +18,15 @@ from gxpo_trainer.config.engines import TOKEN_BUDGET
 from gxpo_trainer.config.rules import compared_rules
 from gxpo_trainer.planner.devices import GIB, Assumptions, assumptions_for
 from gxpo_trainer.planner.inputs import Inputs, Workload, workload_of
-from gxpo_trainer.planner.memory import Parts, Phase, SamplerMemory, learner_parts, released_parts, sampler_memory
+from gxpo_trainer.planner.memory import (
+    NO_SAMPLER,
+    Parts,
+    Phase,
+    SamplerMemory,
+    learner_parts,
+    released_parts,
+    sampler_memory,
+)
 from gxpo_trainer.planner.timing import PlannedSeconds, step_time
 
 MARGIN = 0.15
@@ -51,19 +59,19 @@ class Fit:
 def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
     """Phases, and the first problem with them."""
     load = workload_of(inputs, assumed)
-    learner, sampler = learner_parts(inputs, assumed, load), sampler_memory(inputs, load)
+    placement, learner = inputs.config.placement, learner_parts(inputs, assumed, load)
+    sampler = sampler_memory(inputs, load) if placement.samplers else NO_SAMPLER
     limit, sampling = inputs.device.memory_bytes, {**sampler.parts, "sampler runtime": assumed.runtime_bytes}
     phases: tuple[Phase, ...]
     resident = True
     if not inputs.on_gpu:
         other = learner_parts(inputs, assumed, load, publishes=False)
-        placement = inputs.config.placement
         kinds = ((learner, 1), (other, placement.learner_ranks - 1), (sampling, placement.samplers))
         names = dict.fromkeys(name for parts, count in kinds if count for name in parts)
         total = {name: sum(count * parts.get(name, 0) for parts, count in kinds) for name in names}
         phases = (Phase("all processes", total, limit),)
     elif not inputs.shared:
-        phases = (Phase("learner", learner, limit), Phase("sampler", sampling, limit))
+        phases = (Phase("learner", learner, limit), Phase("sampler", sampling, limit))[: 1 + bool(placement.samplers)]
     else:
         both = Phase("learner and sampler", {**learner, **sampling}, limit)
         # Running out of memory costs a run, parking a second: both stay only where the learner may take MARGIN more.

@@ -79,7 +79,8 @@ def to_text(plan: Plan, name: str) -> str:
         where = "device" if inputs.on_gpu else "host"
         lines += ["", f"Memory per {where}, {phase.name}: {size(phase.num_bytes)}{limit}"]
         lines += [f"  {name:<24}{size(num_bytes):>12}" for name, num_bytes in phase.parts.items()]
-    lines.append(f"The KV cache of a sampler holds {plan.fit.sampler.sequences:,} sequences of mean length.")
+    if inputs.config.placement.samplers:
+        lines.append(f"The KV cache of a sampler holds {plan.fit.sampler.sequences:,} sequences of mean length.")
     if inputs.on_gpu and inputs.shared:
         how = "stay on" if plan.fit.resident else "take turns on"
         lines.append(f"Learner and sampler {how} their shared devices.")

@@ -14,6 +14,7 @@ import gxpo_trainer
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.records import sha256_of_file
 from gxpo_trainer.errors import DataError
+from gxpo_trainer.planner.devices import usable_cores
 
 
 def run_identity(
@@ -38,7 +39,7 @@ def run_identity(
             "cpu": _cpu_model(),
             "machine": platform.machine(),
             "cores": os.cpu_count(),
-            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "usable_cores": usable_cores(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "accelerators": [],
             "system": platform.system(),

@@ -95,6 +95,12 @@ def _merged(rows: Iterable[Row], metrics: Iterable[Row], key: Callable[[Row], An
     return [row for _, row in sorted(chosen.items(), key=lambda item: item[0])]
 
 
+def has_curve(out_dir: Path) -> bool:
+    """Whether a run was evaluated: not if it ended before its first evaluation, or before that of its warm start."""
+    warm_start = read_identity(out_dir)["config"].get("warm_start") or {"steps": 0}
+    return any(row["step"] >= warm_start["steps"] for row in read_evaluations(out_dir))
+
+
 def load_run(out_dir: Path, benchmark: str | None = None) -> RunCurves:
     """Curves of one run from metrics.jsonl, evaluations.jsonl and run.json.
 

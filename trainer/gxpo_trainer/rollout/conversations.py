@@ -316,7 +316,11 @@ class Conversations:
         observation = self._encoder.cut(observation)
         if self._branches:
             episode.messages.append({"role": "user", "content": observation})
-            text = chat_text(self._tokenizer, episode.messages, opened=True)
+            try:
+                text = chat_text(self._tokenizer, episode.messages, opened=True)
+            except Exception as error:  # a chat template may raise anything
+                episode.conversation.fail(f"the chat template refuses the messages of this turn ({error})")
+                return
             row, tokens = place(text, episode.rows, self._tokenizer)
             left = min(left, self._max_length - row.length - len(tokens))
             if left <= 0:

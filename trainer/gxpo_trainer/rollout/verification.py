@@ -93,6 +93,9 @@ def with_http(config: VerifierConfig, verdict: Verdict, answers: Sequence[HttpAn
         values[reward.label] = answer.value
     components = {reward.label: values[reward.label] for reward in config.rewards}
     score = sum(reward.weight * values[reward.label] for reward in config.rewards)
+    if not math.isfinite(score):
+        detail = f"the weighted sum of the rewards is {score}"
+        return Verdict("error", verdict.extracted, verdict.seconds, detail, http=usage)
     return replace(verdict, components=components, score=score, http=usage)
 
 

@@ -169,9 +169,9 @@ def expected_false_alarm_step(gate: GateConfig) -> float:
     """Expected active step (1-based) at which noise alone ends the look-ahead; inf when it never does."""
     if gate.mode == "never":
         return math.inf
-    expected, survival = 0.0, 1.0  # E[step] = Σ_{n ≥ 0} P(no alarm in the first n steps)
-    step = 0
-    while step < max(gate.warmup, gate.window):
+    # E[step] = Σ_{n ≥ 0} P(no alarm in the first n steps), which is 1 up to the end of the warm-up.
+    step, expected, survival = gate.warmup, float(gate.warmup), 1.0
+    while step < min(gate.window, gate.warmup + _DISTINCT_STEPS) and survival > 0:
         expected += survival
         step += 1
         survival *= 1 - _step_probability(gate, step)
@@ -189,9 +189,10 @@ def describe(gate: GateConfig) -> str:
     return f"On noise alone the gate is expected to fire at step {rounded}; a real change fires it earlier."
 
 
+_DISTINCT_STEPS = 100_000
+"""Steps after the warm-up with a chance of their own: as a window grows further, it hardly changes."""
+
+
 def _step_probability(gate: GateConfig, step: int) -> float:
-    """Chance of an alarm at one step, given none before; 0 until the warm-up is over."""
-    num_past = step - 1
-    if num_past < gate.warmup:
-        return 0.0
-    return alarm_probability(gate.threshold, min(num_past, gate.window), two_sided=gate.two_sided)
+    """Chance of an alarm at one step after the warm-up, given none before."""
+    return alarm_probability(gate.threshold, min(step - 1, gate.window), two_sided=gate.two_sided)

@@ -33,7 +33,7 @@ from gxpo_trainer.rules.contract import (
     snapshot,
 )
 from gxpo_trainer.rules.gate import GatedLookAhead
-from gxpo_trainer.rules.predictors import Buffers, activity_threshold, make_predictor
+from gxpo_trainer.rules.predictors import PREDICTORS, Buffers, activity_threshold
 from gxpo_trainer.types import Metrics, StepReport
 
 
@@ -45,7 +45,7 @@ class GXPO(GatedLookAhead):
     def __init__(self, settings: GxpoRule | None = None) -> None:
         self.settings = settings or GxpoRule()
         super().__init__(self.settings.k, self.settings.gate)
-        self.predictor = make_predictor(self.settings)
+        self.predictor = PREDICTORS[self.settings.predictor](self.settings)
         self.buffers = Buffers()
         self.trajectory: list[Tensor] | None = None
 
@@ -152,7 +152,7 @@ class GXPO(GatedLookAhead):
         learner.publish()
 
     def _report(self, learner: RuleLearner, passes: Passes, theta0: list[Tensor], metrics: Metrics) -> StepReport:
-        if self.settings.probes == 2 and len(passes) > 1 and passes[1].finite:
+        if self.settings.probes == 2 and passes[1].finite:
             metrics["grad/norm_g1"] = passes[1].grad_norm
         if passes[-1].finite:
             metrics["grad/norm_slow"] = passes[-1].grad_norm

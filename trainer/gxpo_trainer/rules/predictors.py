@@ -55,17 +55,14 @@ class Plan:
 def geometric_scale(ratio: Tensor, k: int) -> Tensor:
     """S_K(r)/S_2(r), without 0/0 at r = ±1.
 
-    K even: Σ_{j<K/2} r^{2j}. K odd: Σ_{j<(K−1)/2} r^{2j} + r^{K−1}/(1+r), which has a true pole at r = −1.
-    K = 2 is exactly 1.
+    With E = Σ_{j<⌊K/2⌋} r^{2j}: E for even K, exactly 1 at K = 2; 1/(1+r) + r·E for odd K, with a true pole at r = −1.
+    A scale too large for a float is ±∞, which the clamp bounds; E + r^{K−1}/(1+r), the same, would be ∞ − ∞ there.
     """
-    half = k // 2
     square = ratio * ratio
     total = torch.ones_like(ratio)
-    for _ in range(half - 1):
+    for _ in range(k // 2 - 1):
         total = total * square + 1
-    if k % 2:
-        total = total + square**half / (1 + ratio)
-    return total
+    return 1 / (1 + ratio) + ratio * total if k % 2 else total
 
 
 def extrapolate_by_ratio(plan: Plan, theta: Tensor, theta0: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -232,9 +229,7 @@ class ReplayPredictor(Predictor):
         return _run_over_shards(learner, extrapolate_by_replay, numbers, shards)
 
 
-def make_predictor(settings: GxpoRule) -> Predictor:
-    kinds = {"gradient": Predictor, "displacement": DisplacementPredictor, "replay": ReplayPredictor}
-    return kinds[settings.predictor](settings)
+PREDICTORS = {"gradient": Predictor, "displacement": DisplacementPredictor, "replay": ReplayPredictor}
 
 
 def activity_threshold(settings: GxpoRule, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:

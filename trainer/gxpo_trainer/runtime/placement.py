@@ -18,6 +18,7 @@ from typing import Any, Literal
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import CpuShares, Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner.devices import usable_cores
 from gxpo_trainer.runtime.placement_group import (
     MIN_WAIT_S,
     Bundle,
@@ -213,11 +214,6 @@ class Placement:
 def ray_address(config: RunConfig) -> str | None:
     """Address of the Ray to join: `placement.ray_address`, else RAY_ADDRESS (set in Ray jobs). None: start one."""
     return config.placement.ray_address or os.environ.get("RAY_ADDRESS") or None
-
-
-def usable_cores() -> int:
-    """Number of cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _thread_variables(count: int) -> dict[str, str]:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores
+from gxpo_trainer.planner.devices import usable_cores
+from gxpo_trainer.runtime.placement import Placement, ray_address
 from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, alive_nodes, missing, shortage, unplaced
 
 Event = Callable[..., None]

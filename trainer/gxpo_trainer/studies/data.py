@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -23,7 +24,7 @@ from gxpo_trainer.compare.seeds import SeedGroup, find_differences
 from gxpo_trainer.config.messages import config_error
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
-from gxpo_trainer.reporting.reading import load_run, read_evaluations, read_identity, read_metrics
+from gxpo_trainer.reporting.reading import has_curve, load_run, read_identity, read_metrics
 from gxpo_trainer.studies.definition import RunKey, RunResult, Study, budget, run_config
 from gxpo_trainer.studies.runner import REGISTERED, read_result, read_results
 
@@ -88,7 +89,7 @@ def collect(study: Study, root: Path, earlier: StudyData | None = None) -> Study
     if not results:
         raise DataError(f"{root} has no complete run of {study.name}; `gxpo study run` executes them")
     own = {key: result for key in results if (result := read_result(study, root, key)) is not None}
-    curves = {key: load_run(root / key.folder) for key in own if read_evaluations(root / key.folder)}
+    curves = {key: load_run(root / key.folder) for key in own if has_curve(root / key.folder)}
     runs = [_run_row(key, result, curves.get(key), root / key.folder) for key, result in own.items()]
     conditions = _conditions(study, root, list(own), curves) if own else {}
     if earlier is None or len(own) == len(results):
@@ -103,13 +104,16 @@ def collect(study: Study, root: Path, earlier: StudyData | None = None) -> Study
 
 
 def write(data: StudyData, folder: Path) -> None:
-    """Write the three files. Raises OSError."""
+    """Write the three files, which replace earlier ones once all are written. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
+    parts = {name: folder / f"{name}.part" for name in (STUDY, RUNS, EVALUATIONS)}
     about = {"study": data.study.model_dump(mode="json"), "conditions": data.conditions}
-    (folder / STUDY).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    parts[STUDY].write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     rows = [row for key, run in data.curves.items() for row in _evaluation_rows(key, run)]
     for name, table in ((RUNS, data.runs), (EVALUATIONS, rows)):
-        parquet.write_table(pa.Table.from_pylist(table), folder / name, compression="zstd")
+        parquet.write_table(pa.Table.from_pylist(table), parts[name], compression="zstd")
+    for name, part in parts.items():
+        part.replace(folder / name)
 
 
 def read(folder: Path) -> StudyData:
@@ -136,7 +140,7 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves | None, folder: Path
     rows = read_metrics(folder)
     metrics = [row["metrics"] for row in rows]
     last = metrics[-1] if metrics else {}
-    values_of = {name: [float(m[name]) for m in metrics if name in m] for name in MEDIANS}
+    values_of = {name: [m[name] for m in metrics if math.isfinite(m.get(name, math.nan))] for name in MEDIANS}
     return {
         **asdict(key),
         **asdict(result),

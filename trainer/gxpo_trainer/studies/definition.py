@@ -13,14 +13,14 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, FiniteFloat, ValidationError, field_validator, model_validator
 
 from gxpo_trainer.compare.curves import PLATEAU
 from gxpo_trainer.compare.intervals import MARGIN
@@ -34,6 +34,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
 _RATE = "learner.optimizer.learning_rate"
+_OF_EACH_RUN = (_RATE, "name", "seed", "budget.steps", "budget.backward_passes", "evaluation.every_steps")
+"""Settings that `run_config` sets."""
+MOST_POINTS = 2**53
+"""Of a search space, whose points are numbered by 64-bit integers."""
 SettingValues = dict[
     Annotated[str, Field(pattern=r"^[a-z_0-9]+(\.[a-z_0-9]+)+$")],
     Annotated[tuple[bool | int | float | str, ...], Field(min_length=1, max_length=100)],
@@ -50,13 +54,13 @@ class Arm(Settings):
         {}, max_length=20, description="Values of settings that this arm alone has, in addition to search.settings."
     )
     learning_rate_of: str | None = Field(None, description="Take what tuning found for this arm instead of tuning.")
-    learning_rate_factor: float = Field(1.0, gt=0, description="With learning_rate_of: multiply that rate.")
+    learning_rate_factor: FiniteFloat = Field(1.0, gt=0, description="With learning_rate_of: multiply that rate.")
 
 
 class Ladder(Settings):
     """Learning rates that every arm is tuned over, upwards until its accuracy falls."""
 
-    learning_rates: tuple[float, ...] = Field(min_length=1, max_length=100, description="In ascending order.")
+    learning_rates: tuple[FiniteFloat, ...] = Field(min_length=1, max_length=100, description="In ascending order.")
     seeds: tuple[int, ...] = Field(min_length=1, max_length=100, description="Apart from the reported seeds.")
     backward_passes: int = Field(ge=1, le=LARGEST_INTEGER, description="Budget of a run of the ladder.")
     drop: float = Field(0.1, gt=0, lt=1, description="A rate this far below the arm's best accuracy ends its ladder.")
@@ -66,6 +70,8 @@ class Ladder(Settings):
     def _ascending(cls, rates: tuple[float, ...]) -> tuple[float, ...]:
         if any(not low < high for low, high in itertools.pairwise((0.0, *rates))):
             raise ValueError("must be positive and in ascending order")
+        if len({str(Point(rate)) for rate in rates}) < len(rates):
+            raise ValueError("has two rates that are equal to six digits; their runs would share a folder")
         return rates
 
 
@@ -97,7 +103,9 @@ class Search(Settings):
     def rounds(self) -> list[int]:
         """Points in each round: halved from one to the next, at most `runs` in all."""
         first = max(1, math.floor(self.runs / sum(0.5**number for number in range(len(self.seeds)))))
-        return [max(1, first >> number) for number in range(len(self.seeds))]
+        while sum(rounds := [max(1, first >> number) for number in range(len(self.seeds))]) > self.runs and first > 1:
+            first -= 1
+        return rounds
 
 
 class Analysis(Settings):
@@ -169,12 +177,29 @@ class Study(Settings):
         for seeds in (self.seeds, self.tuning.seeds):
             if len(set(seeds)) < len(seeds):
                 raise ValueError(f"seeds {list(seeds)} contain one twice; name each once")
+        for label, count in Counter(arm.label for arm in self.arms.values()).items():
+            if count > 1:
+                raise ValueError(f"label {label!r} is that of {count} arms, so tables would mix them; name each once")
         for name, arm in self.arms.items():
             source = arm.learning_rate_of
             if source is not None and (source not in self.arms or self.arms[source].learning_rate_of is not None):
                 raise ValueError(f"arms.{name}.learning_rate_of = {source!r} must name an arm that is tuned itself")
             self._check_search(name, arm)
+        self._check_overrides()
         return self
+
+    def _check_overrides(self) -> None:
+        """Raises ValueError for overrides without an effect, since the study sets the same setting for each run."""
+        searched = self.search.settings if self.search else {}
+        tables = {"overrides": (self.overrides, searched)}
+        tables |= {
+            f"arms.{name}.overrides": (arm.overrides, {**searched, **arm.search}) for name, arm in self.arms.items()
+        }
+        for table, (overrides, own) in tables.items():
+            for path in (text.partition("=")[0].strip() for text in overrides):
+                if path in own or path in _OF_EACH_RUN:
+                    by = "tuning" if path in own or path == _RATE else "the study"
+                    raise ValueError(f"{table}: {path} is set by {by} in every run; remove the override")
 
     def _check_search(self, name: str, arm: Arm) -> None:
         """Names of settings and values become parts of a folder's name."""
@@ -190,6 +215,11 @@ class Study(Settings):
         rates = settings.get(_RATE, (1.0,))
         if not all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates):
             raise ValueError(f"{_RATE} = {list(rates)}: learning rates must be positive numbers")
+        for path, tried in settings.items():
+            if len({str(Point(float(v))) if path == _RATE else _word(v) for v in tried}) < len(tried):
+                raise ValueError(f"arms.{name}: {path} = {list(tried)} has a value twice; name each once")
+        if (points := math.prod(map(len, settings.values()))) > MOST_POINTS:
+            raise ValueError(f"arms.{name}: its search has {points} points, and at most {MOST_POINTS} are possible")
 
     @property
     def tested(self) -> set[str]:
@@ -284,6 +314,17 @@ def pending(study: Study, results: Results) -> list[RunKey]:
     return [key for key in keys if key not in results]
 
 
+def without_superseded(study: Study, results: Results) -> dict[RunKey, RunResult]:
+    """The results without reported runs that the study no longer asks for: of another seed, or of a point that more
+    tuning has replaced."""
+    best = {arm: best_point(study, arm, results) for arm in study.arms}
+
+    def wanted(key: RunKey) -> bool:
+        return key.stage != "report" or (key.seed in study.seeds and best[key.arm] in (None, key.point))
+
+    return {key: result for key, result in results.items() if wanted(key)}
+
+
 def best_point(study: Study, arm: str, results: Results) -> Point | None:
     """The point with the highest mean accuracy over all tuning seeds, the first of several; None while unknown."""
     source = study.arms[arm].learning_rate_of
@@ -358,8 +399,12 @@ def search_space(study: Study, arm: str) -> SettingValues:
 
 def point_of(values: Mapping[str, Any]) -> Point:
     """The point of one value for each setting."""
-    words = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items())
+    words = (f"{name}={_word(value)}" for name, value in values.items())
     return Point(float(values[_RATE]), " ".join(word for word in words if not word.startswith(f"{_RATE}=")))
+
+
+def _word(value: bool | int | float | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def budget(study: Study, key: RunKey) -> int:
@@ -389,6 +434,28 @@ def run_config(study: Study, key: RunKey) -> RunConfig:
     return load_preset(
         study.preset, [*overrides, f"budget.steps={steps}", f"evaluation.every_steps={every}", f'name="{name}"']
     )
+
+
+def extremes(study: Study, arm: str) -> Iterator[RunKey]:
+    """Runs that have every searched value once, and the ends of learning rates and seeds, which are intervals."""
+    space, source = search_space(study, arm), study.arms[arm].learning_rate_of
+    factor = 1.0 if source is None else study.arms[arm].learning_rate_factor
+    for number in range(max(map(len, space.values()))) if study.search else (0, -1):
+        point = point_of({name: values[number % len(values)] for name, values in space.items()})
+        for extreme in (min, max):
+            yield RunKey("report", arm, point.learning_rate * factor, extreme(study.seeds), point.settings)
+            if source is None:
+                yield RunKey("ladder", arm, point.learning_rate, extreme(study.tuning.seeds), point.settings)
+
+
+def check_arms(study: Study) -> None:
+    """Raises ConfigError for an arm that this installation cannot run, before any other arm is trained."""
+    for arm in study.arms:
+        try:
+            for key in extremes(study, arm):
+                run_config(study, key)
+        except ConfigError as error:
+            raise ConfigError(f"arms.{arm}: {error}") from None
 
 
 def registration(study: Study, registered: Mapping[str, Any] | None) -> tuple[list[str], list[str]]:

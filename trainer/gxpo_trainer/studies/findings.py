@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
@@ -36,12 +37,13 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class ArmFindings:
-    """One arm. final, plateau: accuracies. tuning: (point, mean accuracy over its seeds, seeds, diverged), by rate.
+    """One arm. final, plateau: accuracies; plateau: NaN where a run ended before it. tuning: (point, mean accuracy over
+    its seeds, seeds, diverged), by rate.
 
     tuning_runs: 0 for an arm with another's rate. at_end: the best rate is the highest that was tried. against: plateau
-    against the baseline; None for the baseline. equal: accuracy against the baseline's at equal costs. sweep: costs to
-    the targets, by axis. fewer: p-value by axis that its cost differs from the baseline's at every target, in one
-    direction; None where a target is not reached. medians: of the diagnostics, over seeds.
+    against the baseline; None for the baseline, and without a plateau. equal: accuracy against the baseline's at equal
+    costs. sweep: costs to the targets, by axis. fewer: p-value by axis that its cost differs from the baseline's at
+    every target, in one direction; None where a target is not reached. medians: of the diagnostics, over seeds.
     """
 
     arm: str
@@ -89,18 +91,20 @@ def find(data: StudyData) -> Findings | None:
     groups = {arm: group for arm in study.arms if (group := data.group(arm)) and len(group.runs) == len(study.seeds)}
     if study.baseline not in groups:
         return None
-    reference, tested = groups[study.baseline], study.tested
+    reference, tested = groups[study.baseline], study.tested & set(groups)
     grids = common_grids(list(groups.values()))
     best = best_plateau(list(groups.values()), study.backward_passes, plan.plateau)
     targets = tuple(share * best for share in plan.targets)
     raw = plateau_contrasts(list(groups.values()), reference, study.backward_passes, plan.plateau, plan.margin)
-    against = _family({arm: raw[group.name] for arm, group in groups.items() if group.name in raw}, tested)
+    of_plateaus = {arm: raw[group.name] for arm, group in groups.items() if group.name in raw}
+    against = _family(of_plateaus, tested, len(tested))
     equal = _equal_costs(groups, reference, study.compare_at, study.backward_passes)
     for axis in SWEPT:
         of_axis = {key: one for key, one in equal.items() if key[1][0] == axis}
-        equal |= _family(of_axis, {key for key in of_axis if key[0] in tested})
+        most = max(Counter(arm for arm, _ in of_axis).values(), default=0)
+        equal |= _family(of_axis, {key for key in of_axis if key[0] in tested}, most * len(tested))
     swept = {arm: {axis: sweep(g, reference, targets, grids, axis) for axis in SWEPT} for arm, g in groups.items()}
-    keys = [(arm, axis) for arm in tested & set(groups) for axis in SWEPT]
+    keys = [(arm, axis) for arm in tested for axis in SWEPT]
     fewer = dict(zip(keys, holm([_p_of_sweep(swept[arm][axis]) for arm, axis in keys]), strict=True))
     arms = [
         _arm(
@@ -116,13 +120,13 @@ def find(data: StudyData) -> Findings | None:
     ]
     missing = tuple(study.arms[arm].label for arm in study.arms if arm not in groups)
     family = [one for arm, one in against.items() if arm in tested]
-    return Findings(arms[0], tuple(arms), missing, targets, best, grids, detectable(family))
+    return Findings(arms[0], tuple(arms), missing, targets, best, grids, detectable(family, len(tested)))
 
 
-def _family(contrasts: Mapping[K, Contrast], tested: Iterable[K]) -> dict[K, Contrast]:
+def _family(contrasts: Mapping[K, Contrast], tested: Iterable[K], planned: int) -> dict[K, Contrast]:
     """Holm's correction over the tested contrasts; the others keep their interval and no test."""
     keys = [key for key in contrasts if key in set(tested)]
-    done = dict(zip(keys, corrected([contrasts[key] for key in keys]), strict=True))
+    done = dict(zip(keys, corrected([contrasts[key] for key in keys], planned), strict=True))
     return {key: done.get(key, replace(one, adjusted=None, equivalence=None)) for key, one in contrasts.items()}
 
 

@@ -7,6 +7,7 @@ PNG: accuracy against costs, and the tuning.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,21 +79,27 @@ def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
     rows = []
     for arm in findings.arms:
         reaches = arm.sweep[axis]
-        if arm.against is None:
+        if arm is findings.baseline:
             unit, digits = (1e-3, 0) if axis == "token_passes" else (1, 1)
             costs = [[f"{unit * c:.{digits}f}" for c in reach.costs if c is not None] for reach in reaches]
             rows.append(
                 (f"{arm.label}: its cost", bracket(arm.plateau, "%"), *("; ".join(cell) or "–" for cell in costs))
             )
         else:
-            told = f"{bracket(arm.against.difference)}: {arm.against.verdict}"
-            rows.append((arm.label, told, *map(reach_cell, reaches)))
+            rows.append((arm.label, _plateau(arm), *map(reach_cell, reaches)))
     grid = findings.grids.get(axis)
     step = "" if grid is None or len(grid) < 2 else f", every {np.diff(grid).max():g}"
     by = f"first crossing on the common grid{step}; then on the monotone curve through the same evaluations"
     if axis == "token_passes":
         by = "thousands, on the monotone curve: sampled tokens times their passes, a forward pass alone a third"
     return Table(f"{_NOUNS[axis]}, the baseline's divided by the arm's: {by}".capitalize(), header, tuple(rows))
+
+
+def _plateau(arm: ArmFindings) -> str:
+    """`+2.1 [−0.4, +4.6]: not shown equivalent`, the plateau of a candidate against the baseline's."""
+    if arm.against is None:
+        return "unknown, as a run ended before it"
+    return f"{bracket(arm.against.difference)}: {arm.against.verdict}"
 
 
 def tuning_table(data: StudyData, findings: Findings) -> Table:
@@ -134,6 +141,8 @@ def diagnostics_table(findings: Findings) -> Table:
 
 def bracket(interval: Interval, unit: str = "") -> str:
     """`41.3% [40.1, 42.5]`; of a difference, which has no unit, `+2.1 [−0.4, +4.6]`."""
+    if math.isnan(interval.mean):
+        return "–"
     form = ".1f" if unit else "+.1f"
     mean, *bounds = (format(100 * v, form) for v in (interval.mean, interval.low, interval.high) if v is not None)
     return (mean + unit + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")).replace("-", "−")
@@ -198,9 +207,7 @@ def compose(data: StudyData) -> str:
         return f"# {study.title}\n\n{text}\n"
     name, base = study.name, findings.baseline.label
     follows = [
-        f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}"
-        + ("" if arm.against is None else f"; plateau {bracket(arm.against.difference)}: {arm.against.verdict}")
-        + "."
+        f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}; plateau {_plateau(arm)}."
         for arm in findings.candidates
     ]
     curves = "Held-out accuracy against backward passes, steps, tokens and time, by arm"
@@ -259,13 +266,10 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     verdicts: dict[str, list[str]] = {}
     fewer: dict[Axis, list[str]] = {"backward_passes": [], "steps": []}
     for arm in findings.candidates:
-        if arm.against is None:
-            continue
-        plateau = f"plateau {bracket(arm.against.difference)}: {arm.against.verdict}"
         for axis, arms in fewer.items():
             if "fewer" in (saved := _saving(arm, axis)):
-                arms.append(f"{arm.label} ({saved}, {plateau})")
-        if arm.arm in study.tested:
+                arms.append(f"{arm.label} ({saved}, plateau {_plateau(arm)})")
+        if arm.against is not None and arm.arm in study.tested:
             verdicts.setdefault(arm.against.verdict, []).append(f"{arm.label} {bracket(arm.against.difference)}")
     counts = f"Arms against {base.label}: {len(findings.candidates)}, on {len(base.seeds)} seeds not used for tuning."
     if compared := any(arm.against for arm in findings.candidates):
@@ -290,6 +294,8 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     kept, rest = registration(study, data.conditions.get("registered"))
     known, open_ = (", ".join(names) or "nothing" for names in (kept, rest))
     lines.append(f"Registered before the first run: {known}. Exploratory: {open_}.")
+    if lost := [arm.label for arm in findings.candidates if arm.against is None]:
+        lines.append(f"Without a plateau, as a run diverged or ended before it: {', '.join(lost)}.")
     if findings.missing:
         lines.append(f"Not complete yet, and so not compared: {', '.join(findings.missing)}.")
     return lines

@@ -18,7 +18,7 @@ from typing import get_args
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.reporting.outcome import OUTCOME
-from gxpo_trainer.reporting.reading import IDENTITY, load_run, read_evaluations, read_identity
+from gxpo_trainer.reporting.reading import IDENTITY, has_curve, load_run, read_identity
 from gxpo_trainer.studies import definition
 from gxpo_trainer.training.checkpoints import first_difference
 
@@ -116,7 +116,7 @@ class StudyRunner:
 def read_results(
     study: definition.Study, root: Path, known: definition.Results
 ) -> dict[definition.RunKey, definition.RunResult]:
-    """The results of all complete runs: those known and those in a study's folder."""
+    """The results of all complete runs that the study asks for: those known and those in a study's folder."""
     results = dict(known)
     while new := {
         key: result
@@ -124,7 +124,7 @@ def read_results(
         if (result := read_result(study, root, key)) is not None
     }:
         results |= new
-    return results
+    return definition.without_superseded(study, results)
 
 
 def read_result(study: definition.Study, root: Path, key: definition.RunKey) -> definition.RunResult | None:
@@ -142,7 +142,7 @@ def read_result(study: definition.Study, root: Path, key: definition.RunKey) -> 
     diverged = outcome["outcome"] == "failed" and outcome["reason"] == "diverged"
     if outcome["outcome"] != "succeeded" and not diverged:
         return None
-    if diverged and not read_evaluations(folder):
+    if diverged and not has_curve(folder):
         return definition.RunResult(0.0, diverged)
     return definition.RunResult(float(load_run(folder).curve.accuracy[-1]), diverged)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -143,12 +142,12 @@ class Controller:
         except Interrupted:
             return "pause"
         evaluation_due = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
-        if evaluation_due and self.control_request() is None:
-            with suppress(Interrupted):
-                self._evaluate()
         recoveries = 0
         while True:
             try:
+                if evaluation_due and self.control_request() is None:
+                    self._evaluate()
+                evaluation_due = False
                 if (ended := self._next()) is not None:
                     return ended
             except Interrupted:
@@ -500,8 +499,9 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         "rollout/logprob_gap_max": result.gap_max,
         "rollout/weights_version": float(oldest),
         "rollout/staleness": float(version - oldest),
-        "reward/correctness": statuses["correct"] / len(verdicts),
     }
+    if graded := len(verdicts) - statuses["ungraded"]:
+        metrics["reward/correctness"] = statuses["correct"] / graded
     metrics.update(component_means(rollouts.groups))
     metrics.update(source_metrics(rollouts.groups))
     metrics.update(environment_metrics(samples))
@@ -520,12 +520,15 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
 
 def no_signal(metrics: Metrics) -> str:
     """What it means that almost all groups of the last steps have equal rewards, and what to do."""
+    truncated, correct = f"{metrics['rollout/truncated_fraction']:.0%}", metrics.get("reward/correctness")
+    responses = f"{truncated} of the responses are truncated"
+    if correct is not None:
+        responses = f"{correct:.0%} of the responses are correct and {truncated} truncated"
     return (
         f"no signal for {FLAT_STEPS} steps: the responses of a problem have equal rewards in "
-        f"{metrics['reward/zero_variance_fraction']:.0%} of the groups, which have no gradient; "
-        f"{metrics['reward/correctness']:.0%} of the responses are correct and "
-        f"{metrics['rollout/truncated_fraction']:.0%} truncated: choose problems that the model solves sometimes, "
-        "raise rollout.max_new_tokens, or fine-tune the model on worked answers first (`gxpo sft`)"
+        f"{metrics['reward/zero_variance_fraction']:.0%} of the groups, which have no gradient; {responses}: choose "
+        "problems that the model solves sometimes, raise rollout.max_new_tokens, or fine-tune the model on worked "
+        "answers first (`gxpo sft`)"
     )
 
 
@@ -592,7 +595,7 @@ def overlap_metrics(spans: Sequence[Span], begin: float, num_engines: int) -> Me
 def component_means(groups: Sequence[ScoredGroup]) -> Metrics:
     """`reward/<component>`: the plain value of each reward component, over the samples that have a reward.
 
-    Correctness is a metric of its own, whether it is a component or not: the share of verdicts of all samples.
+    Correctness is a metric of its own, whether it is a component or not: a share of verdicts.
     """
     rewards = [v.reward_components for group in groups for v in group.verdicts if v.reward is not None]
     names = dict.fromkeys(name for values in rewards for name in values if name != "correctness")

@@ -155,8 +155,7 @@ def score_groups(groups: Sequence[ScoredGroup]) -> tuple[Metrics, list[float]]:
     samples = [sample for group in groups for sample in group.group.samples]
     scores["length_mean"] = float(np.mean([sample.num_sampled for sample in samples]))
     scores["truncated_fraction"] = float(np.mean([sample.truncated for sample in samples]))
-    failed = [v.reward is None for group in groups for v in group.verdicts]
-    scores["failed_fraction"] = float(np.mean(failed))
+    scores["failed_fraction"] = float(np.mean([v.failed for group in groups for v in group.verdicts]))
     return scores, [float(x) for x in correct.mean(axis=1)]
 
 

@@ -37,11 +37,12 @@ from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
 from gxpo_trainer.planner.architectures import check_model, language_model
+from gxpo_trainer.planner.devices import usable_cores
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY
 from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.rollout.vllm_driver import EpisodeStart
-from gxpo_trainer.runtime.placement import Placement, ray_address, usable_cores, visible_gpus
+from gxpo_trainer.runtime.placement import Placement, ray_address, visible_gpus
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.training.checkpoints import (
     CHECKPOINTS,
@@ -158,9 +159,10 @@ def prepare(
     problems = load_problems(config)
     if checkpoint is not None:
         check_same_data(out_dir, problems.training_sha256)
-    ids = chain(problems.rows.completion_ids if problems.rows else (), problems.prompts.token_ids)
-    evaluated = chain.from_iterable(benchmark.token_ids for benchmark in problems.benchmarks)
-    check_tokens(language_model(body), problems.tokenizer, chain(ids, evaluated))
+    rows = (problems.rows.token_ids, problems.rows.completion_ids) if problems.rows else ()
+    evaluated = chain.from_iterable((b.token_ids, b.left_out_ids) for b in problems.benchmarks)
+    ids = chain.from_iterable((problems.prompts.token_ids, *rows, *evaluated))
+    check_tokens(language_model(body), problems.tokenizer, ids)
     return Prepared(config, out_dir, placement, model_folder, policy_sha256, problems, store, checkpoint, skipped)
 
 

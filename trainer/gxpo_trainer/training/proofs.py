@@ -51,9 +51,12 @@ def check_gap(config: RunConfig, mean: float, largest: float, step: int) -> str 
 
 
 def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
-    """Raise VerifierFailed when too many verdicts are `timeout` or `error`."""
+    """Raise VerifierFailed when too many verdicts are `timeout` or `error`, or say that nothing judges the response.
+
+    Distillation needs no rewards, so that it may have the latter.
+    """
     verdicts = [verdict for group in groups for verdict in group.verdicts]
-    failed = [verdict for verdict in verdicts if verdict.reward is None]
+    failed = [v for v in verdicts if v.failed or (v.reward is None and config.teacher is None)]
     share = len(failed) / len(verdicts)
     if share > config.verifier.max_failed_fraction:
         raise VerifierFailed(
@@ -76,7 +79,9 @@ def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner
     limit = config.gap_limits()[0]
     # A small data set's prompts are repeated: every learner rank takes part and needs one.
     count = max(CANARY_PROMPTS, config.placement.learner_ranks)
-    prompts = [np.asarray(ids, dtype=np.int32) for ids in itertools.islice(itertools.cycle(planner.token_ids), count)]
+    repeated = itertools.islice(itertools.cycle(planner.token_ids), count)
+    # The first token of a prompt has no log-probability: one of a single token is scored as two of it.
+    prompts = [np.resize(np.asarray(ids, dtype=np.int32), max(2, len(ids))) for ids in repeated]
 
     def gap(version: int) -> tuple[float, list[np.ndarray]]:
         """The largest gap of any engine after a sync, and the scores of the first."""

@@ -21,7 +21,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.planner import inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import devices_of_cluster
-from gxpo_trainer.planner.inputs import read_folder
+from gxpo_trainer.planner.inputs import read_folder, read_shape
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reading import CONFIG
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -257,9 +257,10 @@ def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, 
         return Fit()
     try:
         shape = read_folder(Path(model_folder), config.model.path)
+        teacher = None if config.teacher is None else read_shape(config.teacher.path, "teacher.path")
     except ConfigError:
         return Fit()
-    plans = [make_plan(inputs_of(config, shape, device, placement.num_gpus)) for device in devices]
+    plans = [make_plan(inputs_of(config, shape, device, placement.num_gpus, teacher)) for device in devices]
     refusals = [sentence for sentence in map(refusal, plans) if sentence is not None]
     if len(refusals) == len(plans):
         raise ConfigError(refusals[-1], reason="no_resources")

@@ -81,6 +81,9 @@ class WeightReceiver:
         self.weights.load(published)
         for entry, tensor in published:
             self._expect(entry, tensor)
+        if self._device.type == "cuda":
+            # The learner, another process, overwrites the buffer once this returns; copies from it may still be queued.
+            torch.cuda.synchronize(self._device)
         loaded = time.perf_counter()
         self._load_s += loaded - started
         if not bucket.last:
