@@ -358,16 +358,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--refreshes", type=int, default=500)
     parser.add_argument("--watch-s", type=float, default=60.0)
     parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("--no-save", action="store_true", help="print only")
     chosen = parser.parse_args([] if argv is None else argv)
     if find_programs() is None:
         print("dashboard: chromium and chromedriver are not installed; nothing is measured")
         return
-    results = figures(chosen)
-    if chosen.no_save:
-        print("\n".join(figure.line() for figure in results))
-    else:
-        save("dashboard", results, {"seeds": SEEDS, "steps": STEPS, **vars(chosen)})
+    save("dashboard", figures(chosen), {"seeds": SEEDS, "steps": STEPS, **vars(chosen)})
 
 
 if __name__ == "__main__":

@@ -6,18 +6,16 @@ what hands and decisions take by the keystroke-level model (Card, Moran and Newe
 two tries counts. Before: the dashboard before its third edition, by the same model; two tasks were not timed.
 Goal: half.
 
-    python -m benchmarks.dashboard_tasks [--no-save]
+    python -m benchmarks.dashboard_tasks
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.remote.webelement import WebElement
@@ -108,19 +106,12 @@ def figures() -> list[Figure]:
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-save", action="store_true", help="print only")
-    chosen: Any = parser.parse_args([] if argv is None else argv)
+def main() -> None:
     if find_programs() is None:
         print("dashboard_tasks: chromium and chromedriver are not installed; nothing is measured")
         return
-    results = figures()
-    if chosen.no_save:
-        print("\n".join(figure.line() for figure in results))
-    else:
-        save("dashboard_tasks", results, {})
+    save("dashboard_tasks", figures(), {})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -7,7 +7,7 @@ process, time-outs as shipped. Ours: a `VerifierPool` with as many workers as co
 two take turns on the same slices, so that both see the same machine; the ratio is the median over slices with a
 bootstrap interval.
 
-    python benchmarks/grader.py [--pairs 20000] [--peer-pairs 2000] [--workers 2] [--data ../shared/data] [--json FILE]
+    python -m benchmarks.grader [--pairs 20000] [--peer-pairs 2000] [--workers 2] [--data ../shared/data]
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from gxpo_trainer.grading.pool import VerifierPool
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.equal_forms import equal_forms, wrong_forms
+from benchmarks.measure import Figure, median, save, single
+from gxpo_trainer.grading.pool import VerifierPool
 
 SETS = ("math500", "amc23", "aime24", "minerva_math", "olympiadbench", "gsm8k_test", "math_train", "gsm8k_train")
 SLICES = 10
@@ -67,14 +65,7 @@ def peer_verdict(gold: str, response: str) -> bool:
     return bool(verify(parse(f"${gold}$"), parse(response)))
 
 
-def interval(ratios: list[float], seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    draws = np.random.default_rng(seed).choice(ratios, size=(2_000, len(ratios)))
-    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-    return float(low), float(high)
-
-
-def measure(mix: list[tuple[Pair, bool]], num_peer: int, workers: int) -> dict[str, object]:
+def measure(mix: list[tuple[Pair, bool]], num_peer: int, workers: int) -> list[Figure]:
     """Both graders on slices of the mix, in turn. The peer, being slow, sees the head of each slice."""
     peer_verdict("1", r"\boxed{1}")
     size, peer_size = len(mix) // SLICES, num_peer // SLICES
@@ -95,38 +86,28 @@ def measure(mix: list[tuple[Pair, bool]], num_peer: int, workers: int) -> dict[s
             ours_rates.append(size / ours_s)
             peer_rates.append(peer_size / peer_s)
             ratios.append(ours_rates[-1] / peer_rates[-1])
-    low, high = interval(ratios)
-    return {
-        "pairs": size * SLICES,
-        "peer_pairs": peer_size * SLICES,
-        "workers": workers,
-        "ours_verdicts_per_s": float(np.median(ours_rates)),
-        "peer_verdicts_per_s": float(np.median(peer_rates)),
-        "ratio": float(np.median(ratios)),
-        "ratio_ci95": [low, high],
-        "ours_agreement": ours_right / (size * SLICES),
-        "peer_agreement": peer_right / (peer_size * SLICES),
-    }
+    return [
+        median("gxpo", ours_rates, "verdicts/s", at_least=1000),
+        median("math-verify", peer_rates, "verdicts/s"),
+        median("gxpo / math-verify", ratios, "×", at_least=20),
+        single("gxpo, agreement with the expected verdicts", ours_right / (size * SLICES)),
+        single("math-verify, agreement with the expected verdicts", peer_right / (peer_size * SLICES)),
+    ]
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--peer-pairs", type=int, default=2_000)
     parser.add_argument("--response-chars", type=int, default=0, help="characters of reasoning before each answer")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[1] / "../shared/data")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args(argv)
+    chosen = parser.parse_args(argv)
     logging.disable(logging.WARNING)
-    result = measure(
-        make_mix(arguments.data, arguments.pairs, arguments.response_chars), arguments.peer_pairs, arguments.workers
-    )
-    text = json.dumps(result, indent=2)
-    print(text)
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n")
+    mix = make_mix(chosen.data, chosen.pairs, chosen.response_chars)
+    settings = {name: value for name, value in vars(chosen).items() if name != "data"}
+    save("grader", measure(mix, chosen.peer_pairs, chosen.workers), settings)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

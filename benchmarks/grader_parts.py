@@ -4,7 +4,7 @@ Cases: the suites of other graders, every equal form of every gold (`equal_forms
 `near_misses.py --json` kept, and further labelled cases (`--cases`, lines of gold, prediction, expected). Each part in
 turn is replaced by one that does nothing, and all cases are judged again.
 
-    python benchmarks/grader_parts.py --near-misses near_misses.json [--cases FILE ...] [--markdown FILE]
+    python -m benchmarks.grader_parts --near-misses near_misses.json [--cases FILE ...] [--markdown FILE]
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ import multiprocessing
 import pkgutil
 import random
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gxpo_trainer.grading
+from benchmarks.equal_forms import equal_forms
 from gxpo_trainer.grading.engine import engine_equal
 from gxpo_trainer.grading.latex import STEPS, Unsupported
 from gxpo_trainer.grading.verify import verify
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.equal_forms import equal_forms
 
 SETS = ("math500", "amc23", "aime24", "minerva_math", "olympiadbench", "gsm8k_test", "math_train")
 LIMIT_S = 1.0

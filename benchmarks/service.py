@@ -32,7 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -292,27 +292,16 @@ def submissions(api: Api) -> list[float]:
 @contextmanager
 def serving(kind: str) -> Iterator[Api]:
     """A service on a fresh database of this kind."""
-    with tempfile.TemporaryDirectory(prefix="gxpo-bench-") as name:
-        home = Path(name)
-        if kind == "sqlite":
-            api = Api(f"sqlite:///{home / 'gxpo.sqlite'}", home)
-            try:
-                yield api
-            finally:
-                api.close()
-            return
-        programs = find_programs()
-        if programs is None:
-            raise SystemExit("PostgreSQL's server programs (initdb, postgres) are not installed")
-        server = PostgresServer(programs, fsync=True)
-        try:
-            api = Api(server.create("gxpo"), home)
-            try:
-                yield api
-            finally:
-                api.close()
-        finally:
-            server.close()
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gxpo-bench-")))
+        url = f"sqlite:///{home / 'gxpo.sqlite'}"
+        if kind == "postgresql":
+            programs = find_programs()
+            if programs is None:
+                raise SystemExit("PostgreSQL's server programs (initdb, postgres) are not installed")
+            server = stack.enter_context(closing(PostgresServer(programs, fsync=True)))
+            url = server.create("gxpo")
+        yield stack.enter_context(closing(Api(url, home)))
 
 
 def figures(kind: str, rounds: int, questions: int, runs: int) -> list[Figure]:
@@ -345,15 +334,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"], choices=["sqlite", "postgresql"])
-    parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args([] if argv is None else argv)
     results = [
         figure
         for kind in arguments.databases
         for figure in figures(kind, arguments.rounds, arguments.questions, arguments.runs)
     ]
-    if not arguments.no_save:
-        save("service", results, {"clients": CLIENTS, "batch": f"{STEPS} steps × {METRICS} metrics", **vars(arguments)})
+    save("service", results, {"clients": CLIENTS, "batch": f"{STEPS} steps × {METRICS} metrics", **vars(arguments)})
 
 
 if __name__ == "__main__":
