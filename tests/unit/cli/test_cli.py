@@ -75,7 +75,8 @@ def test_prompts_of_a_run_file_are_shown_as_the_policy_sees(tmp_path: Path, gxpo
     (tmp_path / "own.csv").write_text("question,final\n2+2?,4\n")
     file = tmp_path / "run.toml"
     file.write_text(f'[data]\nsource = "{tmp_path}/own.csv"\nprompt_field = "question"\nanswer_field = "final"\n')
-    first, second = gxpo.out("config", "--show-prompt", file, "--set", "data.template=Q: {problem}").split("\n\n")[:2]
+    settings = ("--set", "data.template=Q: {problem}", "--set", 'evaluation.benchmarks=["word_problems"]')
+    first, second = gxpo.out("config", "--show-prompt", file, *settings).split("\n\n")[:2]
     assert first.splitlines()[0].startswith("first of 1 training prompts, ")
     assert first.endswith("rendered with the model's chat template:\n<|bos|><|user|>Q: 2+2?<|end|><|assistant|>")
     assert second.startswith("first of 256 word_problems prompts, ")

@@ -198,3 +198,21 @@ def test_the_transport_of_a_placement(
         return
     with pytest.raises(ValueError, match=f'weight_transport = "{requested}" .*{result}.*or weight_transport = "auto"'):
         choose_transport(requested, device, colocated, one_node)
+
+
+@pytest.mark.parametrize(
+    ("settings", "benchmarks"),
+    [
+        ({}, ("word_problems",)),
+        ({"data": {"source": "arithmetic_skill"}}, ("arithmetic_skill",)),
+        ({"data": {"source": "mine.jsonl"}}, ()),
+        ({"data": {"source": "mine.jsonl"}, "evaluation": {"every_steps": 5}}, ()),
+        ({"data": {"source": "mine.jsonl"}, "evaluation": {"benchmarks": ["math500"]}}, ("math500",)),
+    ],
+)
+def test_a_run_is_measured_on_nothing_that_its_data_have_nothing_to_do_with(
+    settings: dict[str, Any], benchmarks: tuple[str, ...]
+) -> None:
+    config = RunConfig.model_validate(settings)
+    assert config.evaluation.benchmarks == benchmarks
+    assert RunConfig.model_validate(config.model_dump()) == config

@@ -168,6 +168,8 @@ def test_completions_need_no_answer_that_fits_and_what_is_downloaded_is_said(bas
     found = check_files(build(merged(base, changes)))
     assert (found.faults, len(found.notes)) == ((), 1)
     assert found.notes[0].startswith("1 problem for 2 prompts a step")
+    found = check_files(build(merged(base, {"evaluation": {"benchmarks": []}})))
+    assert [note.partition(":")[0] for note in found.notes] == ["evaluation.benchmarks names none"]
     downloaded = "warm_start.data.source = 'org/rows' is no file or folder here: a run downloads it from the hub"
     found = check_files(build(merged(base, {"warm_start": {"steps": 1, "data": {"source": "org/rows"}}})))
     assert (found.faults, found.notes) == ((), (downloaded,))

@@ -22,6 +22,7 @@ from gxpo_trainer.config.engines import (
 )
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 from gxpo_trainer.config.tasks import (
+    EMBEDDED_TASKS,
     AnyEnvironment,
     DataConfig,
     EnvironmentConfig,
@@ -394,6 +395,23 @@ class RunConfig(Settings):
     placement: PlacementConfig = PlacementConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _measured_on_its_data(cls, values: Any) -> Any:
+        """Without evaluation.benchmarks: an embedded task as data.source is its own benchmark; other data have none."""
+        data, evaluation = (
+            (values.get(name) or {}) if isinstance(values, dict) else {} for name in ("data", "evaluation")
+        )
+        if (
+            isinstance(data, dict)
+            and "source" in data
+            and isinstance(evaluation, dict)
+            and "benchmarks" not in evaluation
+        ):
+            own = [data["source"]] if data["source"] in EMBEDDED_TASKS else []
+            return {**values, "evaluation": {**evaluation, "benchmarks": own}}
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

@@ -430,7 +430,7 @@ class EvaluationConfig(Settings):
         ("word_problems",),
         max_length=100,
         description="`word_problems`, `arithmetic_skill`, `math500`, `amc23`, `gsm8k`, `minerva`, `olympiadbench`, "
-        "`aime24`, or paths of .jsonl, .csv or .parquet files.",
+        "`aime24`, or paths of .jsonl, .csv or .parquet files. Left out: an embedded data.source, else none.",
     )
     data_root: str | None = Field(
         None, description="Folder with local copies: `<name>.jsonl` or a folder `<name>` in hub layout; none: the hub."

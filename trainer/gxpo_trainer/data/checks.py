@@ -30,6 +30,7 @@ from gxpo_trainer.types import Prompt
 
 FIRST_ROWS = 100
 """Rows of a file that are read where a check must be quick: a sweep has 500 runs."""
+_NO_BENCHMARK = "evaluation.benchmarks names none: no accuracy is measured; name a file of problems that are kept apart"
 Check = tuple[str, set[str], Callable[["_Files"], Iterable[str]]]
 """Setting, sections whose files are read, and what returns notes and raises ConfigError or DataError."""
 
@@ -203,6 +204,11 @@ def _checks(config: RunConfig) -> list[Check]:
         *(
             (f"evaluation.benchmarks[{number}]", {"data"}, partial(_benchmark, name))
             for number, name in enumerate(config.evaluation.benchmarks)
+        ),
+        *(
+            []
+            if config.evaluation.benchmarks
+            else [("evaluation.benchmarks", set[str](), lambda files: [_NO_BENCHMARK])]
         ),
         ("rollout.max_new_tokens", {"model", "data"}, _answers),
     ]
