@@ -319,7 +319,11 @@ def test_small_steps() -> None:
 
 @pytest.mark.parametrize(
     ("study", "name", "costs"),
-    [("tuned-words", "algorithms/candidates.md", (3, 6, 12, 24)), ("dense-skill", "sft.md", (30, 60, 90, 150))],
+    [
+        ("tuned-words", "algorithms/candidates.md", (3, 6, 12, 24)),
+        ("tuned-skill", "algorithms/candidates.md", (30, 60, 90, 150)),
+        ("dense-skill", "sft.md", (30, 60, 90, 150)),
+    ],
 )
 def test_tuned_alike(study: str, name: str, costs: tuple[int, ...]) -> None:
     """The table of a page about the arms that were tuned by as many runs each."""
