@@ -269,7 +269,7 @@ def test_embeddings_are_tied_where_transformers_did_not_write_it() -> None:
 
 
 def test_adapters_of_fused_projections_are_counted() -> None:
-    # Two layers of rank 3: inputs of 8 beside outputs of 8 + 2·4, and beside 2·16.
+    # Two layers of rank 3: 8 inputs with 8 + 2·4 outputs, and 8 with 2·16.
     assert SHAPE.adapter_parameters(3, ("qkv_proj",)) == 2 * 3 * (8 + 16)
     assert SHAPE.adapter_parameters(3, ("gate_up_proj",)) == 2 * 3 * (8 + 32)
 

@@ -130,8 +130,8 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
     parsed = [(text, *parse_override(text)) for text in overrides]
     choices = {f"{choice.section}.{choice.key}": choice for choice in CHOICES.values()}
     for text, path, value in parsed:
+        _refuse_part_of_list(text, path)
         if choice := choices.get(path):
-            _refuse_part_of_list(text, path)
             section = _section(result, path)
             if section.get(choice.key) != value:
                 shared = choice.base.model_fields
@@ -140,7 +140,6 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
             section[choice.key] = value
     unknown = _load_named(result)
     for text, path, value in parsed:
-        _refuse_part_of_list(text, path)
         if path not in setting_paths():
             for place, error in unknown.items():
                 if path.startswith(f"{place}."):

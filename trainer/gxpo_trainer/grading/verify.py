@@ -180,11 +180,8 @@ def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     conditions behind them (`for all n`, `k \\in \\mathbb{Z}`)."""
     plain_gold, plain = (_THOUSANDS.sub(lambda match: match[1].replace(",", ""), s) for s in (gold, answer))
     # 1,000 is no list, but 1,234 may be one.
-    pairs = (
-        []
-        if any(re.search(",0[0-9]", match[1]) for s in (gold, answer) for match in _THOUSANDS.finditer(s))
-        else [(gold, answer)]
-    )
+    numbers = [match[1] for s in (gold, answer) for match in _THOUSANDS.finditer(s)]
+    pairs = [] if any(re.search(",0[0-9]", number) for number in numbers) else [(gold, answer)]
     if (plain_gold, plain) != (gold, answer):
         pairs.append((plain_gold, plain))
     for comma, other in ((gold, answer), (answer, gold)):

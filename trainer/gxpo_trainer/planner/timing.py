@@ -40,9 +40,8 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
     """Expected seconds of a step under a rule, with its look-ahead on."""
     passes = rule.passes_per_step(gate_open=True)
     # A forward pass alone: the reference, or log π_old of several mini-batches, which worked answers do not have.
-    forwards = (
-        inputs.sampled and inputs.config.learner.mini_batches > 1
-    ) + inputs.reference_parameters / inputs.shape.parameters
+    ratios = inputs.sampled and inputs.config.learner.mini_batches > 1
+    forwards = ratios + inputs.reference_parameters / inputs.shape.parameters
     # An optimizer step reads parameters, gradient and moments, and writes parameters and moments; two passes over the
     # gradient for its norm and clipping, one over all for the norm of the update.
     optimizer = _memory_seconds(inputs, 4 * inputs.shard * (8 + 3 * inputs.num_moments))
