@@ -62,6 +62,7 @@ _SHORT_S = (2.0, 12.0)
 """Time for which a disk is full and a service process is stopped: longer than a lease, at times."""
 TRAINER_STOPPED_S = (17.0, 21.0)
 """Longer than the silence that is shown, shorter than the one after which a run is recovered."""
+_WHILE = " for a while"
 _FROZEN_S = (5.0, 25.0)
 _LARGEST_JUMP_S = 3600.0
 SHOWN_SILENCE_S = 15.0
@@ -258,7 +259,9 @@ class Faults:
         """A fault at random, other than `besides`; None when it found no victim."""
         if not self._second.process.is_running() or self._second.process.poll() is not None:
             self._second.start()
-        names = [name for name in self._shares if name != besides]
+        # The end of "api stopped for a while" would undo "api stopped".
+        left_out = besides and besides.removesuffix(_WHILE)
+        names = [name for name in self._shares if name.removesuffix(_WHILE) != left_out]
         (name,) = self._chance.choices(names, weights=[self._shares[name][0] for name in names])
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # its victim has just ended
             return self._shares[name][1](name)
