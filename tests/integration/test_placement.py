@@ -73,6 +73,23 @@ def test_a_run_brings_its_worker_and_lets_it_go(tmp_path: Path, small_run: Calla
         await_nodes(address, 1)
 
 
+@pytest.mark.long("a Ray of its own")
+def test_a_start_waits_for_no_idle_workers() -> None:
+    """On a busy machine Ray gives workers up that start slowly; a driver that waited for them waited for ever."""
+    code = (
+        "from gxpo_trainer.config import RunConfig\n"
+        "from gxpo_trainer.runtime.placement import Placement\n"
+        "from gxpo_trainer.runtime.ray_session import connect_ray\n"
+        "connect_ray(Placement.decide(RunConfig()))\n"
+        "print('connected')\n"
+    )
+    # Shorter than any worker's start.
+    env = {**os.environ, "RAY_worker_register_timeout_seconds": "0"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.endswith("connected\n"), done.stderr[-3000:]
+
+
 @pytest.mark.long("two nodes with GPUs")
 def test_each_learner_rank_shares_one_gpu_of_its_engine_also_after_a_restart_and_a_lost_node() -> None:
     command = [sys.executable, str(HERE / "placement_worker.py")]
