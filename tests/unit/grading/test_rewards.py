@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,21 @@ def test_a_failing_or_hanging_component_affects_only_its_response_and_others_hav
     assert "reward Brevity returned nan, which is not a finite number" in verdicts[3].detail
     means = component_means([ScoredGroup(group, verdicts)])
     assert means == pytest.approx({"reward/format": 0.5, "reward/Brevity": 0.8})
+
+
+def test_a_component_may_be_cached_and_one_that_exits_fails_its_response_alone() -> None:
+    calls = []
+
+    @functools.lru_cache
+    def cached(sample: RewardInput) -> float:
+        calls.append(sample)
+        return len(sample.extra)
+
+    for extra, value in (({"a": []}, 1.0), ({"a": []}, 1.0), ({"a": [], "b": 2}, 2.0)):
+        assert Scorer((("cached", 1.0, cached),)).score("5", "5", CORRECT, CONTEXT | {"extra": extra})["score"] == value
+    assert len(calls) == 2
+    with pytest.raises(RewardFailed, match=r"^reward part0: SystemExit: no judge$"):
+        scored_by(lambda sample: sys.exit("no judge"))
 
 
 def test_numbers_of_every_kind_are_rewards_and_every_component_that_returns_none_is_named() -> None:

@@ -73,9 +73,11 @@ def test_the_reward_is_the_share_of_tests_passed_with_the_first_reason(sandbox: 
     answer = graded(sandbox, "def add(a, b): raise KeyError(a)", *ADD)
     assert answer["reason"] == "test 1: exit code 1: KeyError: 2"
     assert 'File "response.py", line 1, in add' in answer["output"]
-    # Tests may be the JSON text of a column of a CSV file.
-    body = {"response": "def add(a, b): return a + b", "extra": {"tests": json.dumps(ADD)}}
-    assert sandbox.grade(body)["reward"] == 1.0
+    # Tests may be the JSON text of a column of a CSV file, or structs of Parquet.
+    code = "def add(a, b): return a + b\nif __name__ == '__main__': print(add(2, 3))"
+    none = dict.fromkeys(("call", "args", "kwargs", "expected", "stdin", "stdout"))
+    for tests in (json.dumps(ADD), [none | ADD[0], none | {"stdout": "5"}]):
+        assert sandbox.grade({"response": code, "extra": {"tests": tests}})["reward"] == 1.0
 
 
 def test_programs_read_their_input_and_print(sandbox: Sandbox) -> None:
@@ -134,11 +136,11 @@ def test_values_are_equal_up_to_rounding_and_true_is_no_number(value: Any, expec
 @pytest.mark.parametrize(
     "tests",
     [None, [], {}, "[", "7", [{}], [7], [{"call": "f"}], [{"call": 1, "expected": 1}], [{"stdin": "1"}],
-     [{"call": "f", "args": 1, "expected": 1}], [{"stdout": "1"}] * 201],
+     [{"call": "f", "args": 1, "expected": 1}], [{"call": "f", "stdin": 5, "expected": 1}], [{"stdout": "1"}] * 201],
 )  # fmt: skip
 def test_a_problem_without_usable_tests_is_refused(sandbox: Sandbox, tests: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        sandbox.grade({"response": "x", "extra": {"tests": tests}})
+        sandbox.grade({"response": "def f(): return 1", "extra": {"tests": tests}})
 
 
 # ---- attacks on the machine --------------------------------------------------------------------------------------

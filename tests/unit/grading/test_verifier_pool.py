@@ -150,6 +150,17 @@ def test_a_worker_killed_from_outside_in_mid_answer_is_replaced_and_its_answers_
         assert pool._processes[0].pid != pid
 
 
+def test_what_an_answer_starts_reads_no_message_and_ends_with_its_worker(faulty: Path) -> None:
+    reads = "import subprocess; subprocess.run('cat', check=True)"
+    stays = f"""import subprocess
+subprocess.Popen("sleep 60; echo stayed", shell=True, stdout=open(FOLDER + "/busy", "w"))
+{HANG}"""
+    with VerifierPool(workers=1, deadline_s=SHORT_S) as pool:
+        future = pool.submit([("1", stays), ("1", reads)])
+        assert (faulty / "busy").read_text() == "", "both ends are closed when the process has been killed"
+        assert statuses(future.result())[1] == "correct"
+
+
 def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with VerifierPool(workers=1) as broken, pytest.raises(VerifierFailed, match="memory_mb"):

@@ -232,7 +232,7 @@ def test_distillation_does_without_rewards_and_a_run_that_learns_from_them_stops
     assert [(verdict.status, verdict.reward) for verdict in verdicts] == [("ungraded", None)] * 2
     body = {"rollout": {"source": "teacher"}, "teacher": {"path": "starter"}}
     check_verdicts(RunConfig.model_validate(body), [ScoredGroup(ours, verdicts)])
-    with pytest.raises(VerifierFailed, match=r"2 of 2 .*'the problem has no answer to compare with'"):
+    with pytest.raises(VerifierFailed, match=r"2 of 2 .* 2 ungraded, last: 'the problem has no answer"):
         check_verdicts(RunConfig(), [ScoredGroup(ours, verdicts)])
 
 
@@ -248,7 +248,7 @@ def test_a_run_stops_when_a_server_fails_too_often_and_a_step_costs_the_sum_over
         for share in (0.4, 0.3)
     )
     check_verdicts(allowed, groups)
-    failed = r"2 of 5 verdicts are timeout or error \(40%; .* 'reward judge: was answered with HTTP 500'"
+    failed = r"2 of 5 responses have no reward \(40%; .*\): 2 error, last: 'reward judge: was answered with HTTP 500'"
     with pytest.raises(VerifierFailed, match=failed):
         check_verdicts(stopped, groups)
     usage: Any = http_usage(groups * 2)

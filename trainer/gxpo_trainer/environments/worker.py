@@ -51,7 +51,14 @@ from gxpo_trainer.environments.contract import (
 )
 from gxpo_trainer.environments.loading import AGENT, load_agent, load_environment
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.grading.pool import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, die_with_parent, limit_process, prctl
+from gxpo_trainer.grading.pool import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    die_with_parent,
+    limit_process,
+    prctl,
+    redirect_to_null,
+)
 
 OUT_OF_MEMORY = "out of memory (environment.memory_mb)"
 SUCCESS = "ended with exit code 0"
@@ -167,13 +174,6 @@ def _ask_once(client: Any) -> None:
                 ask()
             finally:  # no thread is left when the first episode is forked
                 thread.join()
-
-
-def redirect_to_null(*descriptors: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in descriptors:
-        os.dup2(null, descriptor)
-    os.close(null)
 
 
 class EpisodeForker:

@@ -25,6 +25,7 @@ The functions at the top set environment, limits and lifetime of every process t
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import json
 import os
@@ -38,7 +39,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -83,6 +83,13 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value)
 
 
+def redirect_to_null(*descriptors: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
 Pair = tuple[str, str] | tuple[str, str, Mapping[str, Any]]
 """Gold and response; a third entry, JSON-able, has `options` (VerifyOptions.to_dict), `context` (rewards), `status`."""
 
@@ -111,12 +118,18 @@ class WorkerProcess:
                 stdout=self._output,
                 stderr=self._output,
                 env=worker_environment(os.environ),
+                process_group=0,
             )
         self.pid = self._process.pid
-        self.kill = self._process.kill
-        """Kill the process; a thread that waits for a message gets WorkerDied. Safe from any thread."""
         self._incoming = bytearray()
         self._reported_cpu_s = 0.0
+
+    def kill(self) -> None:
+        """Kill the process and what it has started; a thread that waits for a message gets WorkerDied. Safe from any
+        thread."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # reaped meanwhile, by another thread
+                os.killpg(self.pid, signal.SIGKILL)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process has used since its last message, seconds; 0 when it has ended."""
@@ -186,7 +199,7 @@ class _Job:
     missing: int
 
 
-class VerifierPool(AbstractContextManager["VerifierPool"]):
+class VerifierPool(contextlib.AbstractContextManager["VerifierPool"]):
     """Verifies (gold, response) pairs in `workers` killable processes.
 
     deadline_s: wall clock of one answer. memory_mb: address space of a process, MiB; an answer that reaches it is
@@ -344,16 +357,18 @@ def serve(memory_mb: int, parent: int, rewards: Sequence[Mapping[str, Any]]) -> 
     from gxpo_trainer.grading.rewards import Scorer
     from gxpo_trainer.grading.verify import verify
 
+    channel = socket.socket(fileno=os.dup(0))
+    redirect_to_null(0)  # what a component starts must not read the socket
     try:
         scorer = Scorer.load(rewards, os.environ)
     except ConfigError as error:
         sys.exit(str(error))
     die_with_parent(parent)
     limit_process(memory_mb)
-    channel = socket.socket(fileno=os.dup(0))
     replies = channel.makefile("w")
     # Imports math-verify and builds its parser's tables (about 1.5 s), which no answer should be charged for.
     engine_equal("x+1", "1+x")
+    redirect_to_null(1, 2)  # nobody reads it any more, so that it would only fill the disk
     print(json.dumps({"cpu": time.process_time()}), file=replies, flush=True)
     for line in channel.makefile("rb"):
         gold, response, *rest = json.loads(line)

@@ -16,7 +16,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +43,7 @@ class RewardInput:
     truncated: bool
     status: VerdictStatus
     extracted: str | None
-    extra: Mapping[str, Any]
+    extra: Mapping[str, Any] = field(hash=False)  # hashable without it, for `functools.lru_cache`
     turns: tuple[Utterance, ...] = ()
     environment_reward: float | None = None
 
@@ -150,7 +150,7 @@ class Scorer:
                 values[label] = reward_number(component(sample))
             except MemoryError:
                 raise
-            except Exception as error:  # third-party code may raise anything
+            except BaseException as error:  # third-party code may raise anything, also SystemExit
                 reason = f" returned {error}" if isinstance(error, NoNumber) else f": {type(error).__name__}: {error}"
                 problems.append(f"reward {label}{reason}"[:_LONGEST_PROBLEM])
         score = sum(weight * values[label] for label, weight, _ in parts if label in values)

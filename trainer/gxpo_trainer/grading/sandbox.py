@@ -261,10 +261,12 @@ def _checked(tests: Any) -> list[dict[str, Any]]:
     """Tests with all fields that a call needs. Raises ValueError."""
     if isinstance(tests, str):
         tests = json.loads(tests)
-    if not isinstance(tests, list) or not 1 <= len(tests) <= MAX_TESTS:
+    if not isinstance(tests, list) or not 1 <= len(tests) <= MAX_TESTS or not all(isinstance(t, dict) for t in tests):
         raise ValueError(f"extra.tests must be a list of 1 to {MAX_TESTS} tests")
-    checked = [{"args": [], "kwargs": {}, "stdin": "", **test} for test in tests]
-    calls = {"call": str, "args": list, "kwargs": dict, "expected": object}
+    # A struct of Parquet has every field in every row.
+    given = [{name: value for name, value in test.items() if value is not None or name == "expected"} for test in tests]
+    checked = [{"args": [], "kwargs": {}, "stdin": "", **test} for test in given]
+    calls = {"call": str, "args": list, "kwargs": dict, "stdin": str, "expected": object}
     for number, test in enumerate(checked, start=1):
         kinds = calls if "call" in test else {"stdin": str, "stdout": str}
         if not all(name in test and isinstance(test[name], kind) for name, kind in kinds.items()):

@@ -8,6 +8,7 @@ the sampler follows, because at tiny learning rates the effect of one stale vers
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -59,10 +60,13 @@ def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
     failed = [v for v in verdicts if v.failed or (v.reward is None and config.teacher is None)]
     share = len(failed) / len(verdicts)
     if share > config.verifier.max_failed_fraction:
+        last = {verdict.status: verdict.detail for verdict in failed}
+        counts = Counter(verdict.status for verdict in failed).most_common()
+        reasons = "; ".join(f"{number} {status}, last: {last[status]!r}" for status, number in counts)
         raise VerifierFailed(
-            f"{len(failed)} of {len(verdicts)} verdicts are timeout or error ({share:.0%}; limit "
-            f"verifier.max_failed_fraction = {config.verifier.max_failed_fraction:.0%}), last: {failed[-1].detail!r}; "
-            "raise verifier.deadline_s or verifier.memory_mb, or inspect the answers in samples.jsonl"
+            f"{len(failed)} of {len(verdicts)} responses have no reward ({share:.0%}; limit "
+            f"verifier.max_failed_fraction = {config.verifier.max_failed_fraction:.0%}): {reasons}; "
+            "inspect them in samples.jsonl"
         )
 
 
