@@ -101,7 +101,7 @@ class Trainer:
                 if not isinstance(section.get(part), dict):
                     section[part] = {}  # which `build` refuses where there is no section
                 section = section[part]
-            section[key] = value
+            section[key] = _merged(section.get(key), value)
         self.config: RunConfig = build(self._settings, source="gxpo.Trainer")
 
     def train(self, steps: int | None = None, *, resume: bool = False) -> Run:
@@ -134,12 +134,27 @@ class Trainer:
             os.environ["PYTHONPATH"] = earlier
 
 
+def _merged(given: Any, value: Any) -> Any:
+    """A value, or a section with the settings that were given for it before."""
+    if not isinstance(value, Mapping):
+        return value
+    settings = dict(given) if isinstance(given, dict) else {}
+    return settings | {key: _merged(settings.get(key), own) for key, own in value.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The folder of a run, of this process or of an earlier `gxpo train`. ended: the bound that ended it."""
+    """The folder of a run, of this process or of an earlier `gxpo train`. ended: the bound that ended it.
+
+    Raises ConfigError when there is no such folder.
+    """
 
     folder: str | Path
     ended: str | None = None
+
+    def __post_init__(self) -> None:
+        if not Path(self.folder).is_dir():
+            raise ConfigError(f"there is no run folder {str(self.folder)!r}; check the path")
 
     def metrics(self) -> DataFrame:
         """A row for each step, a column for each metric."""
@@ -186,7 +201,7 @@ class Client:
 
     def wait(self, runs: str | Sequence[str], timeout_s: float | None = None) -> dict[str, str]:
         """Wait until the runs have ended; their states. Raises TimeoutError."""
-        waiting = [runs] if isinstance(runs, str) else list(runs)
+        waiting = _ids(runs)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             states = {run: str(self.api.run(run)["state"]) for run in waiting}
@@ -205,16 +220,21 @@ class Client:
         index = ["run", "step", "benchmark"]
         return self._export("evaluations", runs).pivot(index=index, columns="metric", values="value")
 
-    def compare(self, runs: Sequence[str], **options: Any) -> Json:
+    def compare(self, runs: str | Sequence[str], **options: Any) -> Json:
         """The comparison: `evidence` says what the runs support, `missing` what a conclusion lacks, `groups` the rest.
 
         options: baseline, metric, benchmark, x, as of `gxpo compare`.
         """
-        return self.api.get("/compare", runs=list(runs), **options)
+        return self.api.get("/compare", runs=_ids(runs), **options)
 
     def _export(self, part: str, runs: str | Sequence[str]) -> DataFrame:
-        query = {"runs": [runs] if isinstance(runs, str) else list(runs), "format": "csv", "parts": part}
+        query = {"runs": _ids(runs), "format": "csv", "parts": part}
         return pandas.read_csv(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
+
+
+def _ids(runs: str | Sequence[str]) -> list[str]:
+    """The ids of one run or of several."""
+    return [runs] if isinstance(runs, str) else list(runs)
 
 
 _FUTURE = "from __future__ import annotations"

@@ -75,7 +75,7 @@ def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
 class ResponseCache:
     """The last `most` responses of a session, each with its time and entity tag.
 
-    offline: whether the service has failed since.
+    offline: whether the service has not responded since.
 
     A response is used again within FRESH_S seconds, unless the session has changed something since.
     """
@@ -137,8 +137,8 @@ class Client:
         try:
             headers = {"If-None-Match": tag} if tag else {}
             response = self.request("GET", path, *parts, params=params, headers=headers)
-        except ServiceUnavailable:
-            cache.offline = True
+        except ServiceUnavailable as error:
+            cache.offline |= error.status != httpx.codes.SERVICE_UNAVAILABLE  # of this request alone, perhaps
             if key in cache.answers:
                 return known
             raise

@@ -84,7 +84,7 @@ def _pages() -> Iterator[Entry]:
         for part, sections in run.PARTS.items():
             for section in sections:
                 label = part if part == section else f"{part} › {section}"
-                yield f"This run › {label}", ":material/tab:", {"view": "run", "run": of, "part": section}
+                yield f"This run › {label}", ":material/tab:", {"view": "run", "run": of, **run.address(section)}
         yield "This run › Clone", ":material/content_copy:", {"clone": of}
         possible: list[str] = []
         with suppress(ServiceError):  # a run that is gone, or an outage

@@ -92,6 +92,21 @@ def test_a_run_has_five_parts_and_a_link_may_name_a_section(site: Site, page: Pa
     page.wait(lambda: (page.query.get("part"), page.query.get("section")) == (["Details"], ["Events"]), "the address")
 
 
+def test_the_back_button_goes_from_part_to_part(site: Site, page: Page) -> None:
+    """Each control is one entry of the browser's history."""
+    page.open("run", run=site.fired)
+    visited = [page.query]
+    for pressed in ("Training", "Policy", "Samples", "Details", "Config", "Overview", "The gate fired"):
+        page.press(pressed)
+        page.wait(lambda: page.query != visited[-1], "the address")
+        page.settle()
+        visited.append(page.query)
+    for query in reversed(visited[:-1]):
+        page.driver.back()
+        page.settle()
+        assert page.query == query
+
+
 def test_the_name_of_a_run_is_a_link_that_a_key_opens_in_a_new_tab(site: Site, page: Page) -> None:
     page.open("runs", text="fired", cols=["name"])
     link = page.one(".rows-table tbody a")
@@ -163,6 +178,14 @@ def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_e
     page.open("run", run=site.tools, part="Policy")
     page.shows("Environment: turns")
     page.shows("Environment: ends of episodes")
+
+
+def test_ticks_of_small_shares_differ(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"], part="Training", section="Policy")
+    texts = page.wait(lambda: page.chart("clip", TEXTS), "the shares of clipped tokens")
+    ticks = [words for words, _ in texts if words.endswith("%")]
+    assert len(ticks) > 2
+    assert len(set(ticks)) == len(ticks)
 
 
 def test_a_first_load_is_at_most_two_mebibytes(page: Page) -> None:

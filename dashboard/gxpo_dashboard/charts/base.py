@@ -32,6 +32,8 @@ TEXT = "currentColor"
 BRUSH = "brush"
 NUMBER = ",.4~g"
 """Four significant digits, with an exponent only where needed."""
+SHARE = ".3~p"
+"""A percentage with three significant digits: with a number of decimals, ticks of a narrow range have equal labels."""
 EDGE = 6
 """Padding of the x-axis in pixels: plots clip marks at their edge."""
 
@@ -334,7 +336,7 @@ def line_layers(
 def interval_layers(names: Sequence[str], metric: str, x: str) -> list[Spec]:
     """Scores with their 95% intervals, and all points; an interval without neighbours is a bar."""
     more = [{"field": name, "title": f"95% {name}", "format": ".1%"} for name in BOUNDS]
-    return line_layers(names, x, y_encoding(metric, ".0%"), marks=True, form=".1%", more=more)
+    return line_layers(names, x, y_encoding(metric, SHARE), marks=True, form=".1%", more=more)
 
 
 def rule_layers(data: str, rule: Spec, words: Spec, along: Spec, place: Spec) -> list[Spec]:
@@ -384,7 +386,7 @@ def metric_chart(plot: Plot, series: Series, x: str) -> Chart:
     return Chart(
         plot.key,
         plot.title,
-        {"layer": line_layers(list(present.values()), x, y)},
+        {"layer": line_layers(list(present.values()), x, y, form=plot.form)},
         data,
         f"{plot.title}: {', '.join((present or plot.metrics).values())} over {AXES[x]}",
         f"At step {count(max(series[name].steps[-1] for name in present))}: {words}." if words else "No data yet.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from gxpo_client.formats import percent, significant, size
-from gxpo_dashboard.charts.base import Plot
+from gxpo_dashboard.charts.base import SHARE, Plot
 
 REWARD = Plot(
     "reward", "Reward", {"reward/mean": "mean reward", "reward/zero_variance_fraction": "groups without signal"},
@@ -30,8 +30,8 @@ LOOK_AHEAD = (
          {"grad/norm_g0": "‖g⁰‖", "grad/norm_g1": "‖g¹‖", "grad/norm_slow": "‖g_slow‖"}, "norm"),
     Plot("fractions", "Inactive or clamped coordinates",
          {"gxpo/inactive_fraction": "inactive coordinates", "gxpo/ratio_clipped_fraction": "clamped ratios"},
-         "fraction", ".1~%", say=percent),
-    Plot("update-norm", "Update norm", {"update/norm": "update norm"}, "‖Δθ‖", ".1~e"),
+         "fraction", SHARE, say=percent),
+    Plot("update-norm", "Update norm", {"update/norm": "update norm"}, "‖Δθ‖", ".3~e"),
     Plot("trajectory", "Error relative to a real K-step trajectory",
          {"gxpo/theta_k_relative_error": "θᴷ, relative",
           "gxpo/displacement_cosine_error": "1 − cosine of displacements"}, "error", zero=True),
@@ -41,35 +41,35 @@ POLICY = (
     Plot("kl", "KL to the reference", {"policy/kl": "KL to the reference"}, "nats per token", zero=True),
     Plot("clip", "Clipped tokens",
          {"policy/clip_fraction": "clipped tokens", "policy/clip_low_fraction": "at the low side",
-          "policy/clip_high_fraction": "at the high side"}, "fraction", ".2~%", zero=True, say=percent),
+          "policy/clip_high_fraction": "at the high side"}, "fraction", SHARE, zero=True, say=percent),
     Plot("length", "Response length", {"rollout/length_mean": "mean length"}, "tokens"),
     Plot("failures", "Responses with grading problems",
          {"rollout/truncated_fraction": "truncated", "verify/unparsed_fraction": "unparsed",
           "verify/timeout_fraction": "timed out", "verify/error_fraction": "grader errors"},
-         "fraction", ".1~%", zero=True, say=percent),
+         "fraction", SHARE, zero=True, say=percent),
     Plot("turns", "Environment: turns", {"env/turns_mean": "mean turns"}, "turns per episode", zero=True),
     Plot("episodes", "Environment: ends of episodes",
          {"env/done_fraction": "ended by the environment", "env/timeout_fraction": "timed out",
-          "env/error_fraction": "failed"}, "fraction", ".0%", zero=True, say=percent),
+          "env/error_fraction": "failed"}, "fraction", SHARE, zero=True, say=percent),
 )  # fmt: skip
 EVALUATED = "eval/average/pass@1"
 _GPUS = range(16)
 SYSTEM = (
     Plot("overlap", "Overlap and idle time",
          {"time/overlap_fraction": "sampling and update overlap", "time/engine_idle_fraction": "engines idle",
-          "time/learner_idle_fraction": "learner idle"}, "fraction", ".0%", zero=True, say=percent,
+          "time/learner_idle_fraction": "learner idle"}, "fraction", SHARE, zero=True, say=percent,
          note="Overlap as a share of the shorter of sampling and update."),
     Plot("staleness", "Staleness of samples",
          {"rollout/staleness_mean": "mean", "rollout/staleness_max": "maximum"}, "versions", zero=True),
     Plot("gap", "Log-probability gap", {"rollout/logprob_gap_mean": "mean", "rollout/logprob_gap_max": "maximum"},
-         "|Δ log π|", ".0e", log=True,
+         "|Δ log π|", ".3~e", log=True,
          note="Between learner and sampler on the step's responses; small if both have the same weights."),
     Plot("memory", "Memory",
          {"system/memory_bytes": "machine", "system/learner_peak_bytes": "learner's peak",
-          "system/sampler_peak_bytes": "sampler's peak"}, "bytes", ".2~s", zero=True, say=size),
+          "system/sampler_peak_bytes": "sampler's peak"}, "bytes", ".3~s", zero=True, say=size),
     Plot("gpu-memory", "GPU memory",
          {"system/learner_device_peak_bytes": "learner's peak"}
-         | {f"system/gpu{n}/memory_bytes": f"GPU {n}" for n in _GPUS}, "bytes", ".2~s", zero=True, say=size,
+         | {f"system/gpu{n}/memory_bytes": f"GPU {n}" for n in _GPUS}, "bytes", ".3~s", zero=True, say=size,
          note="Largest of the step on each GPU of the controller's machine. Learner's peak: most that its first rank "
          "has reserved so far."),
     Plot("gpu", "GPUs", {f"system/gpu{n}/utilization_percent": f"GPU {n}" for n in _GPUS}, "percent", zero=True,
@@ -78,10 +78,10 @@ SYSTEM = (
     Plot("traffic", "Network and disk",
          {"system/network_sent_bytes_per_s": "network, sent",
           "system/network_received_bytes_per_s": "network, received",
-          "system/disk_written_bytes_per_s": "disk, written"}, "bytes per second", ".2~s", zero=True,
+          "system/disk_written_bytes_per_s": "disk, written"}, "bytes per second", ".3~s", zero=True,
          say=lambda value: f"{size(value)} per second",
          note="Of the machine that runs the controller, per second of the step."),
-    Plot("disk", "Disk space", {"system/disk_free_bytes": "free"}, "bytes", ".2~s", zero=True, say=size,
+    Plot("disk", "Disk space", {"system/disk_free_bytes": "free"}, "bytes", ".3~s", zero=True, say=size,
          note="On the disk of the run's folder."),
 )  # fmt: skip
 

@@ -48,16 +48,15 @@ def _publish(name: str, value: Any, default: Sequence[str]) -> None:
     """Write a widget's value to the URL, unless it is the default."""
     words = _words(value)
     st.session_state["address"][name] = written = [] if words == list(default) else words
-    _write(name, written)
+    write({name: written})
 
 
-def _write(name: str, values: list[str]) -> None:
-    if st.query_params.get_all(name) == values:
-        return
-    if values:
-        st.query_params[name] = values
-    else:
-        st.query_params.pop(name, None)
+def write(changes: Mapping[str, list[str]]) -> None:
+    """Write parameters to the URL, without those that are empty, all at once: each message of Streamlit to the browser
+    is an entry of its history, and a back button that leads to an entry that writes another leads no further."""
+    query = {name: st.query_params.get_all(name) for name in st.query_params}
+    if (changed := {name: words for name, words in {**query, **changes}.items() if words}) != query:
+        st.query_params.from_dict(changed)
 
 
 def _words(value: Any) -> list[str]:
@@ -130,8 +129,7 @@ def span(x: str) -> Span | None:
 
 def zoom(low: float | None = None, high: float | None = None) -> None:
     """Write the visible part of the x-axis to the address; without one, the whole axis is visible."""
-    for end, value in (("from", low), ("to", high)):
-        _write(end, [] if value is None else [f"{value:.9g}"])
+    write({end: [] if value is None else [f"{value:.9g}"] for end, value in (("from", low), ("to", high))})
 
 
 SMOOTHING = {"0": "none"} | {weight: f"average, weight {weight}" for weight in ("0.3", "0.6", "0.9")}
@@ -161,7 +159,7 @@ def send(words: list[str]) -> None:
     """Write the words of the form to the URL."""
     if words not in (sent := st.session_state.setdefault("sent", [])):
         sent.append(words)
-    _write(_FORM, words)
+    write({_FORM: words})
 
 
 def forget() -> None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from http import HTTPStatus
+from typing import Any, NoReturn, cast
 
 import streamlit as st
 
@@ -69,8 +70,7 @@ def enter() -> bool:
         try:
             st.session_state["me"] = client().send("GET", "/tokens/me")
         except NotSignedIn:
-            st.session_state.pop("token", None)
-            st.session_state["signed_out"] = True
+            sign_out()
             _sign_in("The service rejected this token: it is unknown, revoked or expired.")
             return False
         except ServiceError as error:
@@ -99,21 +99,27 @@ def sign_out() -> None:
     st.session_state["signed_out"] = True
 
 
+def _enter_again() -> NoReturn:
+    """Let `enter` show why the token is rejected."""
+    st.session_state.pop("me", None)
+    st.rerun()
+
+
 @contextmanager
 def guarded() -> Iterator[None]:
     """Show the service's errors on the page; elements drawn before stay.
 
-    Unavailable without cached data: a caption; the next refresh retries. Signed out: the sign-in.
+    Unavailable without cached data: a caption; the next refresh retries. Token rejected: the sign-in.
     """
     try:
         yield
-    except ServiceUnavailable:
-        st.caption("The service is not responding.")
+    except ServiceUnavailable as error:
+        refused = error.status == HTTPStatus.SERVICE_UNAVAILABLE  # perhaps this request alone
+        st.caption(f"No data: {plain(error)}" if refused else "The service is not responding.")
     except NotSignedIn:
-        sign_out()
-        st.rerun()
+        _enter_again()
     except Refused as error:
-        st.error(f"**{plain(error.title)}** {plain(error.detail)}", icon=":material/error:")
+        st.error(f"**{plain(error.title)}:** {plain(error.detail)}", icon=":material/error:")
         for field, message in error.errors[:20]:
             st.text(f"{field}: {message}")
 
@@ -201,9 +207,11 @@ def whole_log(service: Client, run: str) -> bytes:
 @st.fragment(run_every=RETRY_S)
 def _watch() -> None:
     """The banner during an outage, and the recovery without a reload."""
+    cache: ResponseCache = st.session_state.setdefault("cache", ResponseCache())
     try:
         client().send("GET", "/tokens/me")
     except ServiceUnavailable:
+        cache.offline = True
         if "away_since" not in st.session_state and "dialog" not in st.session_state:
             # The banner may be out of view. A toast of a fragment takes the place of an open dialog.
             st.toast("The service is not responding.", icon=":material/cloud_off:", duration="long")
@@ -215,13 +223,11 @@ def _watch() -> None:
             icon=":material/cloud_off:",
         )
     except NotSignedIn:
-        sign_out()
-        st.rerun()
+        _enter_again()
     except Refused as error:
         st.warning(plain(str(error)))
     else:
         st.session_state.pop("away_since", None)
-        cache: ResponseCache = st.session_state.setdefault("cache", ResponseCache())
         if cache.offline or "me" not in st.session_state:
             cache.offline = False
             st.rerun()

@@ -145,6 +145,7 @@ def _confirm(action: str, runs: list[Json]) -> None:
 @st.dialog("Edit", width="medium", on_dismiss=_close)
 def _edit(run: Json) -> None:
     """Edit name, tags, notes and archived."""
+    focus("[role=dialog] input")
     name = st.text_input("Name", value=run["name"], max_chars=200)
     tags = st.text_input("Tags", value=", ".join(run["tags"]), help="Comma-separated.")
     notes = st.text_area("Notes", value=run["notes"])

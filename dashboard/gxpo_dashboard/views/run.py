@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from gxpo_client.errors import NotFound
 from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
 from gxpo_dashboard.charts import base, curves, steps
 from gxpo_dashboard.charts.base import Chart, Plot
@@ -31,21 +32,24 @@ def show() -> None:
     actions.dialogs()
     run: Json | None = None
     with visitor.guarded():
+        missing = "No run selected"
         if requested := st.query_params.get("run", ""):
-            run = visitor.client().run(requested)
-        else:
+            try:
+                run = visitor.client().run(requested)
+            except NotFound:
+                missing = f"There is no run {plain(requested)}"
+        if run is None:
             st.title("Run")
-            empty("No run selected", "Open one in **Runs**, or start one in **Submit**.")
+            empty(missing, "Open one in **Runs**, or start one in **Submit**.")
     if run is None:
         return
     ended = run["state"] in TERMINAL
     st.fragment(run_every=None if ended else visitor.LIVE_S)(_header)(run["id"], ended)
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", gap="small"):
         requested = st.query_params.get("part", "")
-        for part, sections in PARTS.items():
-            if requested in sections and requested not in PARTS:  # a link whose part is a section
-                st.query_params["part"], st.query_params["section"] = part, requested
-        part = permalinks.choice("Part", "part", list(PARTS), "Overview")
+        if requested not in PARTS and any(requested in sections for sections in PARTS.values()):
+            permalinks.write(address(requested))  # a link whose part is a section
+        part = permalinks.choice("Part", "part", list(PARTS), next(iter(PARTS)), on_change=_leave_section)
         sections = PARTS[part]
         section = next(iter(sections))
         if len(sections) > 1:
@@ -53,6 +57,18 @@ def show() -> None:
         x = axis("x", "step") if part in CHARTED else "step"
     draw, every = sections[section]
     st.fragment(run_every=None if ended else every)(visitor.guarded()(draw))(run["id"], x)
+
+
+def address(section: str) -> dict[str, list[str]]:
+    """The parameters that open a section, as the controls write them: none for the first of several."""
+    part, sections = next((part, sections) for part, sections in PARTS.items() if section in sections)
+    first = section == next(iter(sections))
+    return {"part": [] if part == next(iter(PARTS)) else [part], "section": [] if first else [section]}
+
+
+def _leave_section() -> None:
+    """Write another part to the URL together with the end of the section, which that part does not have."""
+    permalinks.write(address(next(iter(PARTS[st.session_state["in_part"]]))))
 
 
 def _header(run_id: str, was_ended: bool) -> None:
@@ -95,12 +111,12 @@ def _headline(run: Json) -> None:
             topic, runs, text = part["topic"], part["runs"], plain(part["text"])
             if topic == "state" and run["state"] == "failed":
                 # Text to copy, and what can be done.
-                st.error(f"{text} {plain(REASONS.get(run['reason'], ''))}", icon=":material/error:")
+                st.error(f"{text}\n\n{plain(REASONS.get(run['reason'], ''))}", icon=":material/error:")
             elif sentence(part, f"headline-{topic}"):
                 if topic == "comparison":
                     permalinks.go("compare", runs=runs)
-                own = None if runs else _EVIDENCE.get(topic, "Events")
-                permalinks.go("run", run=next(iter(runs), run["id"]), part=own)
+                own = "Overview" if runs else _EVIDENCE.get(topic, "Events")
+                permalinks.go("run", run=next(iter(runs), run["id"]), **address(own))
 
 
 def _figures(run: Json, fraction: float) -> list[str]:

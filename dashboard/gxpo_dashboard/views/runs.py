@@ -184,8 +184,8 @@ def _table(
             links=True,
         )
     if report.order:
-        st.query_params["sort"] = tables.column(report.order).order
-        st.query_params["order"] = "asc" if report.order == ordered and query["order"] == "desc" else "desc"
+        order = "asc" if report.order == ordered and query["order"] == "desc" else "desc"
+        permalinks.write({"sort": [tables.column(report.order).order], "order": [order]})
         st.rerun()
     if report.compared:
         go("compare", runs=[run["id"] for run in chosen])

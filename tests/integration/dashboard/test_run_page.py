@@ -11,7 +11,7 @@ from support.reporting import metric_row, sample_row
 
 from gxpo_client.client import Client
 from gxpo_client.errors import ServiceUnavailable
-from gxpo_dashboard.labels import plain
+from gxpo_dashboard.labels import REASONS, plain
 from gxpo_dashboard.session.visitor import LOG_WINDOW
 from gxpo_trainer.config import RunConfig
 
@@ -111,6 +111,30 @@ def test_a_sentence_of_the_headline_opens_its_evidence(pages: Pages) -> None:
     assert page.query_params["part"] in ("Training", ["Training"]), "whose first section is Gate"
     for each in (run, holder):
         pages.cancel(each)
+
+
+def test_a_failed_run_says_its_reason_and_what_to_do_apart(pages: Pages) -> None:
+    run = pages.submit("failed")
+    outcome = {
+        "attempt": 1,
+        "outcome": "failed",
+        "ended_by": None,
+        "reason": "setup_failed",
+        "message": "x",
+        "time": 1.0,
+    }
+    pages.service.report(run, outcome=outcome)
+    (error,) = pages.open("run", run=run).error
+    assert error.value.split("\n\n") == [
+        plain(part) for part in ("Failed before the first step: setup failed. x", REASONS["setup_failed"])
+    ]
+
+
+def test_a_run_that_does_not_exist_leads_to_the_others(pages: Pages) -> None:
+    page = pages.open("run", run="r01gone0000000000000")
+    assert [title.value for title in page.title] == ["Run"]
+    assert [text.value for text in page.markdown if "There is no run r01gone0000000000000" in text.value]
+    assert not page.error
 
 
 def test_names_of_metrics_are_no_markdown(pages: Pages) -> None:

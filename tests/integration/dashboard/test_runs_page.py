@@ -100,6 +100,18 @@ def test_a_token_that_is_none_is_asked_for_again(pages: Pages, token: str) -> No
     assert [title.value for title in page.title] == ["Runs"]
 
 
+@pytest.mark.parametrize("view", ["runs", "submit"])
+def test_a_token_that_is_revoked_meanwhile_is_said_to_be(pages: Pages, view: str) -> None:
+    token = pages.service.token("viewer")
+    page = pages.open(view, {"token": token})
+    mine = pages.http.get("/tokens/me", headers={"Authorization": f"Bearer {token}"}).json()["id"]
+    pages.http.delete(f"/tokens/{mine}").raise_for_status()
+    page.run()
+    assert [title.value for title in page.title] == ["Sign in"]
+    assert [error.value for error in page.error if "unknown, revoked or expired" in error.value]
+    assert "token" not in page.session_state
+
+
 # The Compare view, and Benchmarks, which selects runs in the same way.
 
 

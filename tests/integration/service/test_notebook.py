@@ -22,6 +22,7 @@ from support.reported_runs import finish, trainer
 from support.walkthrough import Reader, blocks, install_the_rule
 
 import gxpo
+from gxpo_client.errors import InvalidRequest
 from gxpo_services.db.database import Database
 from gxpo_trainer import plugins
 
@@ -76,6 +77,8 @@ def test_the_code_of_the_page_submits_a_run(
         client.wait(run, timeout_s=0)
     client.api.act(run, "cancel")
     assert client.wait([run]) == {run: "cancelled"}
+    with pytest.raises(InvalidRequest, match=run):  # it was never evaluated
+        client.compare(run)
     (tmp_path / "mine.toml").write_text("[budget]\nsteps = 3\n")
     trainer = gxpo.Trainer(settings={"budget.steps": 7}, name="mine")
     ids = [client.submit(what, ["seed=5"], tags=["t"]) for what in (tmp_path / "mine.toml", trainer, trainer.config)]

@@ -190,11 +190,27 @@ def test_while_the_service_is_away_a_page_reads_what_it_last_knew(
     client = client_of(service, cache=cache)
     service.answers["/runs/r1"] = (200, {"state": "running"})
     client.run("r1")
-    service.answers |= {"/runs/r1": (503, {}), "/runs/r2": (503, {})}
+    service.answers |= {"/runs/r1": (504, {}), "/runs/r2": (504, {})}
     assert client.run("r1") == {"state": "running"}
     assert cache.offline
     with pytest.raises(ServiceUnavailable):
         client.run("r2")
+
+
+def test_a_request_that_the_service_cannot_serve_leaves_the_others(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process that compares runs was killed: a page would load again and again, and never be drawn."""
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    cache = ResponseCache()
+    client = client_of(service, cache=cache)
+    service.answers |= {"/runs/r1": (200, {"state": "running"}), "/compare": (503, {"detail": "killed; retry"})}
+    client.run("r1")
+    with pytest.raises(ServiceUnavailable, match="killed; retry"):
+        client.get("/compare")
+    assert not cache.offline
+    service.answers["/runs/r1"] = (200, {"state": "succeeded"})
+    assert client.run("r1") == {"state": "succeeded"}
 
 
 def test_a_session_reads_what_it_has_just_read_once_until_it_changes_something(

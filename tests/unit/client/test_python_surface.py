@@ -89,6 +89,21 @@ def test_the_config_is_that_of_a_run_file() -> None:
         gxpo.Trainer(settings={"rollout.max_new_tokns": 3})
 
 
+def test_a_section_of_settings_is_added_to_the_arguments() -> None:
+    """Not in their place: the run would train on other data, with another K."""
+    section = {"shuffle": False}
+    settings = {"data": section, "data.num_problems": 9, "learner": {"rule": {"alpha": 0.25}}}
+    config = gxpo.Trainer(data="problems.jsonl", rule=gxpo.rules.GXPO(k=7), settings=settings).config
+    assert (config.data.source, config.data.shuffle, config.data.num_problems) == ("problems.jsonl", False, 9)
+    assert (config.learner.rule.k, config.learner.rule.alpha) == (7, 0.25)
+    assert section == {"shuffle": False}
+
+
+def test_a_folder_that_does_not_exist_is_no_run_without_rows(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no run folder '.*mistyped'"):
+        gxpo.Run(tmp_path / "mistyped")
+
+
 def test_functions_of_a_notebook_are_stored_with_the_run_and_those_of_modules_imported(tmp_path: Path) -> None:
     rewards: list[Any] = [{"name": here(vowels), "weight": 2.0}, plain, here(decorated)]
     trainer, again = (gxpo.Trainer("starter", rewards=rewards, out_dir=tmp_path / "run") for _ in range(2))
