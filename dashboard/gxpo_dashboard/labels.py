@@ -37,7 +37,7 @@ REASONS: dict[str, str] = {
     "setup_failed": "The run did not start; see the log. A common cause is a wrong model or data path.",
     "out_of_memory": "A process ran out of memory. Lower token_budget, prompts_per_step or max_new_tokens.",
     "disk_full": "The disk is full. The last checkpoint is valid; free space and retry.",
-    "verifier_failed": "Too many answers could not be graded. Check the samples with verdict timeout or error.",
+    "verifier_failed": "Too many responses have no reward. Samples of the last step have the reasons.",
     "weight_sync_mismatch": "Sampler and learner have different weights; later results would be invalid.",
     "diverged": "Three consecutive steps were not finite. Lower the learning rate, or enable the scale clamp.",
     "lost_heartbeat": "The trainer was lost too often. See the log and the events.",

@@ -377,13 +377,19 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
     rows = [{**asdict(key), "accuracy": end, **rest} for key, end in ends.items()]
     curves = {
         key: RunCurves(
-            key.folder, "GRPO", 7, EvaluationCurve(*(np.array([value]) for value in (6, 6, 1, 9, end, 0, 1)))
+            key.folder,
+            "GRPO",
+            7,
+            EvaluationCurve(
+                *(np.array([value]) for value in (6, 6, 1, 9, end, 0, 1)), np.array([[end]]), ("a problem",)
+            ),
         )
         for key, end in ends.items()
     }
     registered = study(compare_at=[6]).model_dump(mode="json")
     conditions = {"registered": registered, "unequal": ["model.path"], "parts": [{"code": "old", "hardware": None}]}
     study_data.write(StudyData(study(), conditions, rows, curves), there)
+    problem_ids = study_data.read(there).curves[keys[0]].curve.problem_ids
     assert main(["study", "status", *command]) == 0
     assert "GRPO: best learning rate 2e-05, 0 of 2 seeds done" in capsys.readouterr().out
 
@@ -408,6 +414,7 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
         data = study_data.read(there)
         assert [(row["accuracy"], row["seed"]) for row in data.runs][:3] == [(0.1, 7), (0.7, 7), (0.65, 7)]
         assert {study_data.key_of(row) for row in data.runs} == data.curves.keys()
+        assert data.curves[keys[0]].curve.problem_ids == problem_ids
         assert len(data.runs) == 12
         assert data.conditions["registered"] == registered
         assert data.conditions["unequal"] == ["model.path"]

@@ -18,7 +18,7 @@ from support.ingest_server import IngestServer
 
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import ConfigError, Diverged, Interrupted, LearnerDied, TrainingError
+from gxpo_trainer.errors import ConfigError, Diverged, Interrupted, LearnerDied, TrainingError, VerifierFailed
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.reporting.reading import read_metrics
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -31,6 +31,7 @@ from gxpo_trainer.runtime.ray_session import connect_ray
 from gxpo_trainer.training.checkpoints import Checkpoint, next_attempt, repeated_passes
 from gxpo_trainer.training.controller import Controller, Counters
 from gxpo_trainer.training.launch import TERMINATED, Launch
+from gxpo_trainer.types import Verdict
 
 
 def service(server: IngestServer, attempt: int = 3) -> ServiceAddress:
@@ -372,6 +373,18 @@ def test_a_run_goes_on_without_a_checkpoint_but_does_not_end_without_the_last_on
     reporter.log_metrics.assert_not_called()
     with pytest.raises(TrainingError, match=r"last checkpoint at step 0 could not be written: .*No space left.*free"):
         controller._checkpoint(last=True)
+
+
+def test_the_responses_of_a_step_that_nothing_judges_are_kept() -> None:
+    config = RunConfig()
+    verdicts = (Verdict("error", None, 0.0, "no judge"),) * 2
+    rollouts: Any = Mock(groups=[Mock(verdicts=verdicts)])
+    runtime: Any = Mock(config=config, rollouts=Mock(sync_due=False))
+    reporter: Any = Mock()
+    controller = Controller(runtime, Mock(), reporter, Mock(), Mock())
+    with pytest.raises(VerifierFailed, match=r"2 of 2 responses have no reward .* 2 error, last: 'no judge'"):
+        controller._learn_rewards(1, rollouts)
+    reporter.log_samples.assert_called_once_with(1, rollouts.groups)
 
 
 def test_signals_end_the_process_while_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -154,14 +155,17 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves | None, folder: Path
 
 def _evaluation_rows(key: RunKey, run: RunCurves) -> list[Row]:
     curve = run.curve
-    scores = curve.per_problem
+    scores, ids = curve.per_problem, curve.problem_ids
+    digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
+    if ids and re.fullmatch("[0-9a-f]{16}/0", ids[0]):  # of collected data
+        digest = ids[0][:16]
     return [
         {
             **asdict(key),
             "step": int(curve.steps[index]),
             **{name: float(getattr(curve, name)[index]) for name in _COLUMNS},
             "per_problem": [] if scores is None else [float(score) for score in scores[index]],
-            "problems_sha256": hashlib.sha256("\n".join(curve.problem_ids).encode()).hexdigest()[:16],
+            "problems_sha256": digest,
         }
         for index in range(curve.steps.size)
     ]

@@ -18,7 +18,7 @@ import numpy as np
 from gxpo_trainer.algo.batch import StepBatch, learning_rate, make_batch, mini_batches, reward_metrics
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.tasks import SINGLE_TURN
-from gxpo_trainer.errors import Diverged, Interrupted, LearnerDied, TrainingError
+from gxpo_trainer.errors import Diverged, Interrupted, LearnerDied, TrainingError, VerifierFailed
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -239,7 +239,11 @@ class Controller:
 
     def _learn_rewards(self, number: int, rollouts: Rollouts) -> tuple[StepResult, Metrics]:
         synced = self._sync() if self.rollouts.sync_due else {}
-        proofs.check_verdicts(self.config, rollouts.groups)
+        try:
+            proofs.check_verdicts(self.config, rollouts.groups)
+        except VerifierFailed:
+            self.reporter.log_samples(number, rollouts.groups)  # with their reasons
+            raise
         learner, limit = self.config.learner, self.config.rollout.max_new_tokens
         distilled = self.config.teacher is not None
         batch, metrics = make_batch(rollouts.groups, learner.loss, limit, learner.advantage, distilled=distilled)
