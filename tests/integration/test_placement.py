@@ -75,7 +75,7 @@ def test_a_run_brings_its_worker_and_lets_it_go(tmp_path: Path, small_run: Calla
 
 @pytest.mark.long("a Ray of its own")
 def test_a_start_waits_for_no_idle_workers() -> None:
-    """On a busy machine Ray gives workers up that start slowly; a driver that waited for them waited for ever."""
+    """On a busy machine Ray kills workers that start slowly; a driver that waits for them never connects."""
     code = (
         "from gxpo_trainer.config import RunConfig\n"
         "from gxpo_trainer.runtime.placement import Placement\n"

@@ -94,7 +94,7 @@ class RayHead:
             **self.env,
             # By default Ray runs workers at nice 15, where other processes starve them.
             "RAY_worker_niceness": "0",
-            # The first trainer would wait for idle workers, and for ever if one does not start within 60 s.
+            # Otherwise the first trainer waits for idle workers, without end if one takes more than 60 s to start.
             "RAY_prestart_worker_first_driver": "0",
             # Without this, Ray replaces 127.0.0.1 by the host's external address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

@@ -149,7 +149,7 @@ def _start_local(common: dict[str, Any]) -> None:
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     # Ray's default niceness of 15 starves sampler and learner on a machine that also runs other work.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Else ray.init waits for idle workers, and for ever if one takes more than 60 s to start (Ray's issue 40131).
+    # Otherwise ray.init waits for idle workers, without end if one takes more than 60 s to start (issue 40131 of Ray).
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Ray's metrics servers answer every account of the machine. With an invalid port they are not started.
     os.environ |= {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}

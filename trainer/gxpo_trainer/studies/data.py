@@ -156,9 +156,8 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves | None, folder: Path
 def _evaluation_rows(key: RunKey, run: RunCurves) -> list[Row]:
     curve = run.curve
     scores, ids = curve.per_problem, curve.problem_ids
-    digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
-    if ids and re.fullmatch("[0-9a-f]{16}/0", ids[0]):  # of collected data
-        digest = ids[0][:16]
+    collected = bool(ids) and re.fullmatch("[0-9a-f]{16}/0", ids[0])  # as `_curves` names problems
+    digest = ids[0][:16] if collected else hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
     return [
         {
             **asdict(key),
