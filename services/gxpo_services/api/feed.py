@@ -181,7 +181,8 @@ class ChangeFeed:
     def _read(self, subscriptions: list[Subscription]) -> tuple[dict[int, _Mark], Sequence[Any], set[str]]:
         """Marks of all runs that are followed, or were; new events; hashes of valid tokens. In a thread."""
         now = time.time()
-        with self._database.reading() as session:
+        # An event of a run that is not among the marks would pass for one of a run that has ended, and never be sent.
+        with self._database.reading(one_snapshot=True) as session:
             if self._last_event < 0:
                 self._last_event = self._recent_after = last_event(session)
                 self._recent.clear()

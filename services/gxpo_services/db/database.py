@@ -198,12 +198,15 @@ class Database:
                 connection.exec_driver_sql("SELECT pg_notify(%s, '')", (CHANNEL,))
 
     @contextmanager
-    def reading(self) -> Iterator[Session]:
+    def reading(self, *, one_snapshot: bool = False) -> Iterator[Session]:
         """A session for queries; changed objects raise RuntimeError.
 
-        They see one snapshot on SQLite and the latest state on PostgreSQL. Neither begin nor end blocks.
+        They see one snapshot on SQLite, and on PostgreSQL the latest state unless `one_snapshot` is asked for. Neither
+        begin nor end blocks.
         """
         with self._read() as session:
+            if one_snapshot and not self.is_sqlite:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             yield session
 
     @contextmanager

@@ -282,6 +282,31 @@ def test_whatever_changes_a_run_is_pushed_at_once(
 
 
 @pytest.mark.each_database
+def test_the_events_of_a_run_that_comes_during_a_reading_are_read_next(
+    database: Database, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new: list[str] = []
+
+    def rows_of(*arguments: Any) -> list[Any]:
+        found = rows(*arguments)
+        if not new:
+            new.append(runs.add_run(database))
+            runs.move(database, new[0], RunState.STARTING)
+        return found
+
+    rows = feed._rows
+    monkeypatch.setattr(feed, "_rows", rows_of)
+
+    async def test() -> None:
+        reader = Reader(database, secret, after=0)
+        assert await reader.read() == []
+        run, started = await reader.read()
+        assert [part.split(b"\n")[0] for part in (run, started)] == [b"event: run", b"event: event"]
+
+    anyio.run(test)
+
+
+@pytest.mark.each_database
 @pytest.mark.usefixtures("only_notified")
 def test_a_change_during_a_reading_is_read_next(database: Database, secret: str) -> None:
     run_id = runs.add_run(database)
