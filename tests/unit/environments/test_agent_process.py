@@ -246,6 +246,8 @@ def test_only_listed_agents_are_started(started: Configured, monkeypatch: pytest
         ({"stop": [1]}, "stop: must be a text"),
         ({"stream_options": [1]}, "stream_options: must be an object"),
         ({"tool_choice": "required"}, "tool_choice = 'required' is not supported; remove it"),
+        ({"functions": [{"name": "f"}]}, "functions = .* is not supported; remove it"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs = .* is not supported; remove it"),
         ({"messages": [{"content": "x"}]}, "each must be an object with a role"),
     ],
 )

@@ -49,6 +49,9 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "logit_bias": ({},),
     "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+    "chat_template_kwargs": ({},),
     "response_format": ({"type": "text"},),
 }
 """Parameters with the values that change nothing: the policy's own distribution is what is trained."""
