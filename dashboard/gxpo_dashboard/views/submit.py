@@ -251,10 +251,10 @@ def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> J
 def _complaints(errors: list[tuple[str, str]]) -> Problems:
     """List what is wrong; returns it by the path of the setting."""
     st.error(f"Fix {number_of(len(errors), 'setting')}:", icon=":material/error:")
-    for field, message in errors[:30]:
-        st.text(message if message.startswith(field) else f"{field}: {message}")
-    paths = [re.sub(r"^(base\.|grid\.)?(config\.)?|(?<=^seed)s\b", "", field) for field, _ in errors]
-    return dict(zip(paths, [message for _, message in errors], strict=True))
+    problems = [(re.sub(r"^(base\.|grid\.)?(config\.)?|(?<=^seed)s\b", "", field), message) for field, message in errors]
+    for path, message in problems[:30]:
+        st.text(message if message.startswith(path) else f"{path}: {message}")
+    return dict(problems)
 
 
 def show_plan(checked: Mapping[str, Any], runs: int = 1) -> None:

@@ -257,6 +257,7 @@ def test_what_is_wrong_is_said_below_its_field(pages: Pages, label: str, typed: 
     below = [words.value for words in page.markdown if words.value.startswith(":red[")]
     assert len(below) == 1
     assert plain(message) in below[0]
+    assert not [text.value for text in page.text if "config." in text.value], "as the field and a file name it"
 
 
 def test_a_mistake_stays_in_a_collapsed_section_and_in_another_view(pages: Pages) -> None:
