@@ -251,7 +251,8 @@ def _submitted(label: str, path: str, body: Json, *, possible: bool = True) -> J
 def _complaints(errors: list[tuple[str, str]]) -> Problems:
     """List what is wrong; returns it by the path of the setting."""
     st.error(f"Fix {number_of(len(errors), 'setting')}:", icon=":material/error:")
-    problems = [(re.sub(r"^(base\.|grid\.)?(config\.)?|(?<=^seed)s\b", "", field), message) for field, message in errors]
+    prefix = re.compile(r"^(base\.|grid\.)?(config\.)?|(?<=^seed)s\b")
+    problems = [(prefix.sub("", field), message) for field, message in errors]
     for path, message in problems[:30]:
         st.text(message if message.startswith(path) else f"{path}: {message}")
     return dict(problems)
