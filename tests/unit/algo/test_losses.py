@@ -261,4 +261,8 @@ def test_scores_between_count_as_their_spread_says() -> None:
     # Mean 3/8 and variance 3/64: 4 · (15/64)/(3/64) = 20 answers, of which 7.5 are correct.
     z = 1.959963984540054
     center, root = (7.5 + z * z / 2) / (20 + z * z), z * math.sqrt(7.5 * 12.5 / 20 + z * z / 4) / (20 + z * z)
+    alike = proportion_interval([0.25] * 11)
+    for score in (0.3, 2 / 3, 0.7):  # equal scores, whose mean is rounded
+        low, high = proportion_interval([score] * 11)
+        assert high - low > (alike[1] - alike[0]) / 2
     assert proportion_interval([0.0, 0.5, 0.5, 0.5]) == pytest.approx((center - root, center + root), abs=1e-12)

@@ -208,6 +208,8 @@ def test_the_transport_of_a_placement(
         ({"data": {"source": "mine.jsonl"}}, ()),
         ({"data": {"source": "mine.jsonl"}, "evaluation": {"every_steps": 5}}, ()),
         ({"data": {"source": "mine.jsonl"}, "evaluation": {"benchmarks": ["math500"]}}, ("math500",)),
+        ({"data": {"sources": [{"path": "mine.jsonl"}, {"path": "other.csv"}]}}, ()),
+        ({"data": {"sources": [{"path": "mine.jsonl"}, {"path": "arithmetic_skill"}]}}, ("arithmetic_skill",)),
     ],
 )
 def test_a_run_is_measured_on_nothing_that_its_data_have_nothing_to_do_with(
@@ -215,4 +217,5 @@ def test_a_run_is_measured_on_nothing_that_its_data_have_nothing_to_do_with(
 ) -> None:
     config = RunConfig.model_validate(settings)
     assert config.evaluation.benchmarks == benchmarks
+    assert build(settings, ["evaluation.every_steps=20"]).evaluation.benchmarks == benchmarks
     assert RunConfig.model_validate(config.model_dump()) == config

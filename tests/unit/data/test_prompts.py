@@ -46,6 +46,24 @@ def load(source: Path | str, **settings: Any):
     return load_prompts(DataConfig(source=str(source), **settings), seed=0)
 
 
+def test_the_name_of_an_embedded_task_is_that_task_whatever_the_folder_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "word_problems").mkdir()  # as the output of a run may be called
+    monkeypatch.chdir(tmp_path)
+    assert len(load("word_problems", num_problems=20).prompts) == 20
+    with pytest.raises(DataError, match="has no files"):
+        load("./word_problems")
+
+
+def test_guesses_are_of_word_problems_alone() -> None:
+    few = DataConfig(source="arithmetic_skill", num_problems=50, guess_share=0.5)
+    guessed, worked = (
+        load_prompts(data, seed=0, completions=True) for data in (few, few.model_copy(update={"guess_share": 0.0}))
+    )
+    assert guessed == worked
+
+
 def test_a_jsonl_or_csv_file_gives_its_problems_in_order(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", ROWS[0], "", *ROWS[1:])
     loaded = load(file)

@@ -132,6 +132,7 @@ def test_the_score_is_the_weighted_sum_and_the_length_penalty_falls_evenly_in_th
         ([{"name": "format", "weight": float("inf")}], "must be a finite number other than 0"),
         ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),
         ([{"name": "http", "url": "http://h:1/", "label": "mean"}], "reward/mean is another metric"),
+        ([{"name": "mine:correctness"}], "reward/correctness is another metric; rename the class or set another label"),
         ([{"name": "http", "url": "http://h/", "label": "a/b"}], "verifier.rewards[0].label"),
         ([{"name": "http", "url": "http://h/", "deadline_s": 0}], "rewards[0].deadline_s = 0: must be above 0"),
         ([{"name": "http", "url": "http://h/", "token": "x"}], "verifier.rewards[0].token"),

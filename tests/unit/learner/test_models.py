@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,12 @@ def test_only_the_adapter_is_trainable_and_it_starts_as_the_base_model(folder: P
         load_policy(settings(folder), precision="fp32", lora=LoraConfig(target_modules=("nope",)))
 
 
-def shard_index(folder: Path) -> None:
-    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+MISSING_SHARD = json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}})
+
+
+def shard_index(folder: Path, text: str = MISSING_SHARD) -> None:
     (folder / WEIGHTS).unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,9 @@ def shard_index(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
         (lambda folder: (folder / WEIGHTS).rename(folder / "x.bin"), r"neither .*write the weights as safetensors"),
         (shard_index, r"lacks the weight file model-00002-of-00002\.safetensors"),
+        (partial(shard_index, text=""), r"index\.json cannot be read .*; restore it"),
+        (partial(shard_index, text="[]"), r"index\.json is not a JSON object; restore it"),
+        (partial(shard_index, text='{"weight_map": null}'), "has no weight_map; restore it"),
         (lambda folder: shutil.rmtree(folder) or folder.write_text(""), "is a file, not a model folder"),
     ],
 )

@@ -60,7 +60,7 @@ def proportion_interval(values: npt.ArrayLike) -> tuple[float, float]:
     """
     scores = np.asarray(values, dtype=np.float64)
     mean, spread = float(scores.mean()), float(scores.var())
-    size = scores.size * (mean * (1 - mean) / spread if spread > 0 else 1.0)
+    size = scores.size * (mean * (1 - mean) / spread if np.ptp(scores) > 0 else 1.0)
     center = (mean + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
     half = _Z / (1 + _Z**2 / size) * math.sqrt(mean * (1 - mean) / size + (_Z / (2 * size)) ** 2)
     # At the edges rounding could leave the mean outside.

@@ -164,9 +164,10 @@ def _refuse_part_of_list(text: str, path: str) -> None:
 
 
 def _section(settings: dict[str, Any], path: str) -> dict[str, Any]:
-    """The section of `settings` that holds the setting at `path`; one that is missing is added with its defaults."""
+    """The section of `settings` that holds the setting at `path`; one that is missing is added with its defaults, but
+    without the benchmarks, which follow from the data."""
     section: dict[str, Any] = settings
-    default: Any = RunConfig().model_dump()
+    default: Any = RunConfig().model_dump(exclude={"evaluation": {"benchmarks"}})
     for key in path.split(".")[:-1]:
         default = default.get(key) if isinstance(default, dict) else None
         if not isinstance(section.get(key), dict):

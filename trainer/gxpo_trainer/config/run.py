@@ -399,19 +399,20 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _measured_on_its_data(cls, values: Any) -> Any:
-        """Without evaluation.benchmarks: an embedded task as data.source is its own benchmark; other data have none."""
+        """Without evaluation.benchmarks: embedded tasks among the data are their own benchmarks; other data have none."""
         data, evaluation = (
             (values.get(name) or {}) if isinstance(values, dict) else {} for name in ("data", "evaluation")
         )
-        if (
-            isinstance(data, dict)
-            and "source" in data
-            and isinstance(evaluation, dict)
-            and "benchmarks" not in evaluation
-        ):
-            own = [data["source"]] if data["source"] in EMBEDDED_TASKS else []
-            return {**values, "evaluation": {**evaluation, "benchmarks": own}}
-        return values
+        if not isinstance(data, dict) or not isinstance(evaluation, dict) or "benchmarks" in evaluation:
+            return values
+        if isinstance(sources := data.get("sources"), list | tuple) and sources:
+            paths = [part.get("path") for part in sources if isinstance(part, dict)]
+        elif "source" in data:
+            paths = [data["source"]]
+        else:
+            return values
+        own = [task for task in EMBEDDED_TASKS if task in paths]
+        return {**values, "evaluation": {**evaluation, "benchmarks": own}}
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

@@ -400,7 +400,8 @@ class VerifierConfig(Settings):
             raise ValueError(
                 f"two rewards are called {twice[0]}, so their metrics would be one; rename a class or set label"
             )
-        if taken := sorted({*labels} & {*_OTHER_METRICS}):
+        others = {reward.label for reward in value if reward.name != "correctness"}
+        if taken := sorted(others & {*_OTHER_METRICS, "correctness"}):
             raise ValueError(f"reward/{taken[0]} is another metric; rename the class or set another label")
         return value
 
@@ -430,7 +431,7 @@ class EvaluationConfig(Settings):
         ("word_problems",),
         max_length=100,
         description="`word_problems`, `arithmetic_skill`, `math500`, `amc23`, `gsm8k`, `minerva`, `olympiadbench`, "
-        "`aime24`, or paths of .jsonl, .csv or .parquet files. Left out: an embedded data.source, else none.",
+        "`aime24`, or paths of .jsonl, .csv or .parquet files. Left out: embedded data sources, else none.",
     )
     data_root: str | None = Field(
         None, description="Folder with local copies: `<name>.jsonl` or a folder `<name>` in hub layout; none: the hub."

@@ -84,7 +84,7 @@ def load_prompts(
         if not known(part):
             continue
         try:
-            if part.source in EMBEDDED_TASKS and not Path(part.source).exists():
+            if part.source in EMBEDDED_TASKS:
                 loaded = _embedded(part, seed, completions)
             else:
                 loaded = _from_files(part, check_golds, most, completions)
@@ -197,7 +197,7 @@ def _embedded(data: DataConfig, seed: int, completions: bool) -> PromptSet:
     for number, prompt in enumerate(prompts):
         if not completions:
             prompts[number] = replace(prompt, completion=None)
-        elif rng.random() < data.guess_share:
+        elif data.source == "word_problems" and rng.random() < data.guess_share:
             prompts[number] = replace(prompt, completion=guess(prompt, rng))
     body = json.dumps([[prompt.id, prompt.text, prompt.gold] for prompt in prompts])
     return PromptSet(tuple(prompts), {data.source: hashlib.sha256(body.encode()).hexdigest()})

@@ -181,6 +181,8 @@ def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
     x = values[0]
     if any(abs(value) > _LARGEST.get(name, math.inf) for value in values):
         raise TooLarge
+    if name in ("min", "max") and any(isinstance(value, context.mpc) for value in values):
+        raise Undefined
     if name in _CHOSEN and name not in ("floor", "ceil"):
         return _CHOSEN[name](*values)
     if name in _COUNTS and all(value == int(context.re(value)) and 0 <= value <= MAX_FACTORIAL for value in values):

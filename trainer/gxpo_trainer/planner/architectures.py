@@ -90,8 +90,10 @@ def checked_folder(folder: Path, setting: str) -> Path:
             "write the weights as safetensors with model.save_pretrained"
         )
     if weights[0].suffix == ".json":
-        shards = set(json.loads(weights[0].read_text(encoding="utf-8")).get("weight_map", {}).values())
-        missing = sorted(name for name in shards if not (folder / name).is_file())
+        shards = _read_object(weights[0], f"model.path = {setting!r}").get("weight_map")
+        if not isinstance(shards, dict):
+            raise ConfigError(f"model.path = {setting!r}: its {weights[0].name} has no weight_map; restore it")
+        missing = sorted({str(name) for name in shards.values() if not (folder / str(name)).is_file()})
         if missing:
             raise ConfigError(f"model.path = {setting!r} lacks the weight file {missing[0]}; copy the whole folder")
     return folder
@@ -99,15 +101,18 @@ def checked_folder(folder: Path, setting: str) -> Path:
 
 def read_config(folder: Path, path: str, setting: str = "model.path") -> dict[str, Any]:
     """A folder's config.json. Raises ConfigError naming the setting and its value, `path`."""
-    where = f"{setting} = {path!r}"
+    return _read_object(folder / "config.json", f"{setting} = {path!r}")
+
+
+def _read_object(file: Path, where: str) -> dict[str, Any]:
     try:
-        body = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        body = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{where} has no config.json; {FOLDER_FIX}") from error
+        raise ConfigError(f"{where} has no {file.name}; {FOLDER_FIX}") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: its config.json cannot be read ({error}); restore it") from error
+        raise ConfigError(f"{where}: its {file.name} cannot be read ({error}); restore it") from error
     if not isinstance(body, dict):
-        raise ConfigError(f"{where}: its config.json is not a JSON object; restore it")
+        raise ConfigError(f"{where}: its {file.name} is not a JSON object; restore it")
     return body
 
 
