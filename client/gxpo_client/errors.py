@@ -56,7 +56,9 @@ def error_of(response: httpx.Response) -> ServiceError:
     except ValueError:
         body = None
     body = body if isinstance(body, dict) else {}
-    errors = [(str(item.get("field", "")), str(item.get("message", ""))) for item in body.get("errors") or []]
+    # Another server may have something else under these names.
+    errors, left_out = (value if isinstance(value := body.get(name), list) else [] for name in ("errors", "left_out"))
+    named = [(str(e.get("field", "")), str(e.get("message", ""))) for e in errors if isinstance(e, dict)]
     status, title = response.status_code, str(body.get("title") or response.reason_phrase or "error")
     if response.is_success:
         where = response.url.copy_with(query=None)
@@ -67,5 +69,5 @@ def error_of(response: httpx.Response) -> ServiceError:
         **dict.fromkeys((502, 503, 504), ServiceUnavailable),
         401: NotSignedIn,
     }
-    detail, left_out = str(body.get("detail") or ""), body.get("left_out") or []
-    return kinds.get(status, Refused)(detail, status=status, title=title, errors=errors, left_out=left_out)
+    detail = str(body.get("detail") or "")
+    return kinds.get(status, Refused)(detail, status=status, title=title, errors=named, left_out=left_out)

@@ -228,3 +228,19 @@ def test_one_crosshair_marks_the_step_under_the_pointer_in_all_charts_of_the_vie
         assert sorted(marked[key][1]) == pytest.approx(sorted(values), rel=1e-3), key
     page.keys().move_to_element(page.one("h1")).perform()
     page.wait(lambda: not page.script(CROSSHAIR), "no crosshair away from the charts")
+
+
+def test_a_selection_outlives_other_names_of_its_runs(site: Site, page: Page) -> None:
+    """The browser sends labels, which change when a run is renamed or another one has its name."""
+    first, second = (site.recorded[name] for name in ("demo-grpo", "demo"))
+    page.open("compare", runs=[first, second], baseline=first)
+    page.press("Select runs")
+    try:
+        site.http.patch(f"/runs/{first}", json={"name": "renamed"}).raise_for_status()
+        for number, name in enumerate(("fired", "tools"), start=3):
+            page.choose("Runs", name)
+            page.wait(lambda number=number: len(page.query.get("runs", [])) == number, "one more run in the address")
+        assert page.query["runs"] == [first, second, site.fired, site.tools]
+        assert page.query["baseline"] == [first]
+    finally:
+        site.http.patch(f"/runs/{first}", json={"name": "demo-grpo"}).raise_for_status()

@@ -524,7 +524,7 @@ def register_track(subparsers: Subparsers) -> None:
 def run_track(args: argparse.Namespace) -> int:
     """Exit code 1 when a tracker has not been sent everything."""
     from gxpo_trainer.config.run import LoggingConfig
-    from gxpo_trainer.reporting.trackers import Trackers, current_config
+    from gxpo_trainer.reporting.trackers import Trackers, current_config, ended_as
     from gxpo_trainer.runtime.locks import RunLock
 
     logging = LoggingConfig.model_validate(current_config(args.folder).get("logging", {}))
@@ -534,7 +534,7 @@ def run_track(args: argparse.Namespace) -> int:
     lock.acquire()
     try:
         with Trackers(args.folder, logging, print, finish_s=3600) as trackers:
-            trackers.status = "finished"
+            trackers.status = ended_as(args.folder)
     finally:
         lock.release()
     return 0 if trackers.complete else 1

@@ -155,11 +155,13 @@ def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
     return base.typed_frame(rows, **base.PARTS)
 
 
-def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | None, rules: Rules) -> Chart:
+def budget_chart(
+    series: Series, settings: Mapping[str, Any], budget: float | None, rules: Rules, warm_steps: int = 0
+) -> Chart:
     """Stacked area of the run's backward passes, a rule at the budget, and lines of the other rules on the same steps
     with open gates: with the settings of the run where the rule has them, and its defaults elsewhere.
 
-    settings: the run's `learner.rule`.
+    settings: the run's `learner.rule`. warm_steps: supervised steps before the first of the rule, which count as none.
     """
     rule = rules.of(settings)
     own = passes_by_phase(series, rule)
@@ -169,7 +171,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     # The browser redraws every point on each refresh, and a step has one per rule: mark at most 100 steps.
     steps = sorted(set(own["x"]), reverse=True)
     marked = sorted(steps[:: math.ceil(len(steps) / 100) or 1])
-    rows = [(step, label, cost * step) for label, cost in costs.items() for step in (0, *marked)]
+    rows = [(x, label, cost * max(0, x - warm_steps)) for label, cost in costs.items() for x in (0, *marked)]
     hypothetical = base.typed_frame(rows, **base.PARTS)
     # One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run.
     areas, dashed = [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK], base.DASHES[1:]

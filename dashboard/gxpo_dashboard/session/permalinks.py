@@ -86,6 +86,7 @@ def select(
 ) -> str:
     """One of the options; an unknown option in the URL falls back to the default. box: the kind of widget."""
     selected(name, options, default)
+    _relabel(name, options)
     value: str | None = box(label, list(options), key=f"in_{name}", **_labels(options), **widget)
     # An empty option that is not the default is `name=` in the URL, so that a reload does not restore the default.
     _publish(name, [value] if default and value is not None else value, [default])
@@ -100,9 +101,21 @@ def choice(label: str, name: str, options: Options, default: str, **widget: Any)
 
 def multi(label: str, name: str, options: Options, default: Sequence[str] = (), **widget: Any) -> list[str]:
     key = _start(name, list(default), lambda values: [value for value in values if value in options])
+    _relabel(name, options)
     value = [str(item) for item in st.multiselect(label, list(options), key=key, **_labels(options), **widget)]
     _publish(name, value, list(default))
     return value
+
+
+def _relabel(name: str, options: Options) -> None:
+    """Send a selection again when its labels have changed, as when a run is renamed or another one has its name: the
+    browser sends labels, and would send those that no option has any more."""
+    if isinstance(options, Mapping):
+        value, before = st.session_state[f"in_{name}"], st.session_state.get(f"labels_{name}", {})
+        labels = {item: options[item] for item in _words(value) if item in options}
+        if any(before.get(item, label) != label for item, label in labels.items()):
+            st.session_state[f"in_{name}"] = value
+        st.session_state[f"labels_{name}"] = labels
 
 
 def _labels(options: Options) -> dict[str, Any]:

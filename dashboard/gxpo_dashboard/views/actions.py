@@ -152,7 +152,9 @@ def _edit(run: Json) -> None:
     archived = st.checkbox("Archived", value=run["archived"], help="Archived runs are hidden from the list.")
     if st.button("Save", type="primary", key="edit-save"):
         with visitor.guarded():
-            changes = {"name": name, "tags": tags_of(tags, run["tags"]), "notes": notes, "archived": archived}
-            visitor.client().change(run["id"], **changes)
+            edited = {"name": name, "tags": tags_of(tags, run["tags"]), "notes": notes, "archived": archived}
+            # Only these: what others have changed since the dialog was opened stays.
+            if changes := {field: value for field, value in edited.items() if value != run[field]}:
+                visitor.client().change(run["id"], **changes)
             _close()
             st.rerun()

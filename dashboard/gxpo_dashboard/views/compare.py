@@ -81,7 +81,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
     parts = [name.split("/") for name in metrics if name.startswith("eval/")]
     scores = charts.sorted_scores(part[2] for part in parts if len(part) == 3) or ["pass@1"]
     benchmarks = sorted({part[1] for part in parts} - {"average"})
-    baselines = unique_labels({"": {"name": f"first {visitor.rules().baseline.label}"}} | everything)
+    baselines = unique_labels({"": {"name": f"most accurate {visitor.rules().baseline.label}"}} | everything)
     averaged = {"": "average of all"} | {name: name for name in benchmarks}
     x = axis("over", "backward_passes", COMPARED_AXES)
     with st.popover("Settings", icon=":material/tune:"):

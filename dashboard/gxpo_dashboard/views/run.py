@@ -189,8 +189,9 @@ def _budget(run: Json, series: Series, x: str) -> Chart:
     if x != "step" or permalinks.span(x) is not None:
         series = visitor.live_series(run["id"], "step", (*steps.PASSES, "gate/active"), whole=True).points
     bound = run["progress"].get("backward_passes_budget")
-    settings = forms.get(run["config"], "learner.rule") or {}
-    return steps.budget_chart(series, settings, number(bound) if bound else None, visitor.rules())
+    settings, warm_steps = (forms.get(run["config"], name) for name in ("learner.rule", "warm_start.steps"))
+    budget = number(bound) if bound else None
+    return steps.budget_chart(series, settings or {}, budget, visitor.rules(), warm_steps or 0)
 
 
 def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:

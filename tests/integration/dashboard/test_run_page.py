@@ -329,6 +329,17 @@ def test_a_clone_has_the_settings_and_tags_of_its_run_whatever_an_earlier_one_ha
     assert (view["parent_id"], view["config"]["seed"], view["tags"]) == (run, 7, ["a, b", "c"])
 
 
+def test_an_edit_changes_nothing_else_that_others_have_changed_meanwhile(pages: Pages) -> None:
+    run = pages.submit("mine", tags=["a"])
+    page = pages.open("run", run=run)
+    labelled(page.button, "Edit…").click().run()
+    pages.http.patch(f"/runs/{run}", json={"notes": "theirs", "tags": ["b"]})
+    labelled(page.text_input, "Name").set_value("renamed")
+    page.button(key="edit-save").click().run()
+    view = pages.http.get(f"/runs/{run}").json()
+    assert (view["name"], view["notes"], view["tags"]) == ("renamed", "theirs", ["b"])
+
+
 def test_an_edit_keeps_the_tags_that_it_does_not_change(pages: Pages) -> None:
     run = pages.submit("tagged", tags=["a, b", "c"])
     page = pages.open("run", run=run)

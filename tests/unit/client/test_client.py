@@ -135,6 +135,8 @@ def invalid(detail: str, **errors: str) -> Answer:
         ((404, {"title": "Not found", "detail": "there is no run r1"}), NotFound, 1, "there is no run r1"),
         (invalid("two", seed="is bad", rule__k="is 0"), InvalidRequest, 2, "two\n  seed: is bad\n  rule.k: is 0"),
         (invalid("sort: bad", sort="bad"), InvalidRequest, 2, "Invalid request\n  sort: bad"),
+        *(((403, {"title": "Forbidden", "errors": errors, "left_out": 3}), Refused, 1, "Forbidden")
+          for errors in (["permission denied"], {"url": ["bad"]}, 3)),
         ((500, "<html>"), Refused, 1, "the service responded with 500: Internal Server Error"),
         ((200, "html"), Refused, 1, f"the answer of {URL}/runs/r1 is not from a gxpo service; check --url or GXPO_URL"),
     ],

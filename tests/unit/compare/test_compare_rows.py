@@ -196,6 +196,10 @@ def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
     # A run of a version that did not have a setting yet is one with the default.
     later = {**made[0], "learner": {**made[0].get("learner", {}), "sequence_parallel": 1}}
     assert config_key(later) == config_key(made[0])
+    watched = {**made[0], "logging": {"trackers": ["tensorboard"]}, "timeouts": {"updating_s": 7200.0}}
+    assert config_key(watched) == config_key(made[0])
+    plain, logged = (run_curves({"config": one}, [evaluation(0, 0.2)], {}).conditions for one in (made[0], watched))
+    assert plain == logged, "trackers and deadlines change no accuracy"
     groups = group_by_config(runs)
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     with pytest.raises(DataError, match="same config and seed 1"):

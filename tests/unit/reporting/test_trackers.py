@@ -29,7 +29,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.reporting import trackers
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reporter import RunReporter
-from gxpo_trainer.reporting.trackers import Feed, Trackers
+from gxpo_trainer.reporting.trackers import Feed, Trackers, ended_as
 
 PYTHON = os.environ.get("GXPO_TEST_TRACKERS", sys.executable)
 LOGGER = '''
@@ -273,8 +273,25 @@ def test_a_logger_that_fails_for_a_while_gets_every_row_once_and_is_reported_onc
         assert done
         assert any("refuses a row of step 6, which is skipped: OSError" in message for message in said)
         write(reporter, 1, range(7, 8), 0.5)
-        assert feed(tmp_path, own, waits=1)[0] is False, "a failure at the end is no success"
+        done, said, waited = feed(tmp_path, own, waits=1)
+        assert (done, len(waited)) == (True, 2), "also when nothing is waited for any more"
+        assert any("refuses a row of step 7, which is skipped: OSError" in message for message in said)
+        write(reporter, 1, range(8, 9), 0.5)
+        (tmp_path / "own_logger.py").rename(tmp_path / "away.py")
+        monkeypatch.delitem(sys.modules, "own_logger")
+        assert feed(tmp_path, own, waits=1)[0] is False, "one that cannot be reached has not been sent everything"
     assert b"s3cret-of-mine" not in b"".join(file.read_bytes() for file in tmp_path.rglob("*.json*"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("", "stopped"), ('{"outcome": "paused"}', "stopped"), ('{"outcome": "failed"}', "failed"),
+     ('{"outcome": "succeeded"}', "finished")],
+)  # fmt: skip
+def test_what_is_sent_later_has_the_status_of_the_run(outcome: str, status: str, tmp_path: Path) -> None:
+    assert ended_as(tmp_path) == "stopped"
+    (tmp_path / "outcome.json").write_text(outcome)
+    assert ended_as(tmp_path) == status
 
 
 def test_a_client_that_hangs_is_killed_and_named(own: str, tmp_path: Path) -> None:

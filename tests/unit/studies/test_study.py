@@ -571,6 +571,8 @@ def test_a_longer_ladder_or_other_seeds_replace_the_reported_runs_of_earlier_dat
     rest = {"diverged": False, "peak": 0.7, "steps": 6, "backward_passes": 6.0, **dict.fromkeys(study_data.MEDIANS)}
     keys = [definition.RunKey("ladder", "grpo", rate, 7) for rate in (1e-5, 2e-5, 4e-5)]
     keys += [definition.RunKey("report", "grpo", 4e-5, seed) for seed in (0, 1)]
+    no_longer_asked = ((4e-5, 6), (3e-5, 7))
+    keys += [definition.RunKey("ladder", "grpo", rate, seed) for rate, seed in no_longer_asked]
     rows = [{**asdict(key), "accuracy": key.learning_rate * 1e4, **rest} for key in keys]
     study_data.write(StudyData(study(), {}, rows, {}), there)
     longer = study(seeds=[1, 2], ladder=BODY["ladder"] | {"learning_rates": [1e-5, 2e-5, 4e-5, 8e-5]})
@@ -582,6 +584,8 @@ def test_a_longer_ladder_or_other_seeds_replace_the_reported_runs_of_earlier_dat
     ended(here, definition.RunKey("report", "grpo", 8e-5, 2), evaluation_row(6), of=longer)
     data = study_data.collect(longer, here, earlier)
     assert [(row["learning_rate"], row["seed"]) for row in data.reported("grpo")] == [(8e-5, 2)]
+    tuned = sorted((row["learning_rate"], row["seed"]) for row in data.runs if row["stage"] == "ladder")
+    assert tuned == [(1e-5, 7), (2e-5, 7), (4e-5, 7), (8e-5, 7)]
     file = tmp_path / "longer.toml"
     file.write_text(tomli_w.dumps(longer.model_dump(mode="json", exclude_none=True)))
     assert main(["study", "status", str(file), "--data", str(there), "--out", str(here)]) == 0

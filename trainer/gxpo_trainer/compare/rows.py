@@ -32,7 +32,9 @@ GATE_ENDS = ("gate/threshold", "gate/shutoff_step")
 STEP_TIMES = ("time/rollout_s", "time/verify_s", "time/step_s")
 """The metrics of `sampling_share`."""
 
-_FREE = re.compile(r"(name|seed|learner\.rule|learner\.optimizer\.learning_rate|budget|checkpoint|diagnostics)(\.|$)")
+_FREE = re.compile(
+    r"(name|seed|learner\.rule|learner\.optimizer\.learning_rate|budget|checkpoint|diagnostics|logging|timeouts)(\.|$)"
+)
 """Settings in which compared runs may differ: those under test, and those that do not affect accuracy."""
 _SPEED = re.compile(r"(placement|rollout\.(gpu_memory_utilization|cpu_kv_cache_gib|max_num_seqs))(\.|$)")
 """Settings that affect times, but not accuracy."""

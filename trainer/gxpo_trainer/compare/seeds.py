@@ -22,7 +22,7 @@ from gxpo_trainer.errors import DataError
 
 _RATE = "learner.optimizer.learning_rate"
 _SCHEDULE = "evaluation.every_steps"
-_UNCOMPARED = ("name", "seed", "logging")
+_UNCOMPARED = ("name", "seed", "logging", "timeouts")
 _LONGEST_VALUE = 40
 """Characters of a setting's value in a group's name."""
 

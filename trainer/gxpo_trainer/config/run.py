@@ -399,7 +399,7 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _measured_on_its_data(cls, values: Any) -> Any:
-        """Without evaluation.benchmarks: embedded tasks among the data are their own benchmarks; other data have none."""
+        """Without evaluation.benchmarks: embedded tasks in the data are their own benchmarks; other data have none."""
         data, evaluation = (
             (values.get(name) or {}) if isinstance(values, dict) else {} for name in ("data", "evaluation")
         )

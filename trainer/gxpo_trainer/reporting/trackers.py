@@ -40,6 +40,7 @@ from gxpo_trainer import plugins
 from gxpo_trainer.compare.rows import flatten
 from gxpo_trainer.config.run import LoggingConfig
 from gxpo_trainer.jsonl import Row, decode_number
+from gxpo_trainer.reporting.outcome import OUTCOME
 from gxpo_trainer.reporting.reading import METRICS, SAMPLES, lines_from, read_identity
 
 Status = Literal["finished", "failed", "stopped"]
@@ -279,12 +280,12 @@ class Feed:
         """Send until `ending` is set and the rest is sent; returns whether it was."""
         delay = POLL_S
         while True:
-            final = ending.is_set()  # before the files are read
+            final, tries = ending.is_set(), self._tries  # before the files are read
             try:
                 more = self.advance()
             except Exception as error:  # clients raise anything
                 self._fail(error)
-                if final:
+                if final and self._tries == tries:  # it was not reached; what it refuses is skipped soon
                     return False
                 ending.wait(delay)
                 delay = min(2 * delay, LAST_RETRY_S)
@@ -457,6 +458,15 @@ def current_config(out_dir: Path) -> dict[str, Any]:
     changed = identity["attempts"][-1].get("changed", {})
     config: dict[str, Any] = changed.get("config", {}).get("now") or identity["config"]
     return config
+
+
+def ended_as(out_dir: Path) -> Status:
+    """How a run has ended; one without an outcome was stopped."""
+    try:
+        outcome = json.loads((out_dir / OUTCOME).read_text(encoding="utf-8"))["outcome"]
+    except (FileNotFoundError, ValueError):
+        return "stopped"
+    return "finished" if outcome == "succeeded" else "failed" if outcome == "failed" else "stopped"
 
 
 def _check_answer(response: httpx.Response, least: int) -> None:

@@ -12,6 +12,7 @@ import itertools
 import math
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -315,12 +316,15 @@ def pending(study: Study, results: Results) -> list[RunKey]:
 
 
 def without_superseded(study: Study, results: Results) -> dict[RunKey, RunResult]:
-    """The results without reported runs that the study no longer asks for: of another seed, or of a point that more
-    tuning has replaced."""
+    """The results without runs that the study no longer asks for: of another seed, of a point that is not searched, or
+    reported ones of a point that more tuning has replaced."""
     best = {arm: best_point(study, arm, results) for arm in study.arms}
+    searched = {arm: set(drawn(study, arm, study.search.rounds[0] if study.search else sys.maxsize)) for arm in best}
 
     def wanted(key: RunKey) -> bool:
-        return key.stage != "report" or (key.seed in study.seeds and best[key.arm] in (None, key.point))
+        if key.stage == "ladder":
+            return key.seed in study.tuning.seeds and key.point in searched[key.arm]
+        return key.seed in study.seeds and best[key.arm] in (None, key.point)
 
     return {key: result for key, result in results.items() if wanted(key)}
 

@@ -48,6 +48,10 @@ def test_a_run_is_compared_with_the_other_rules_at_its_settings(settings: Any, p
     drawn = steps.budget_chart({"update/backward_passes_total": points([10], [20])}, settings, None, RULES)
     others = drawn.datasets["others"].query("x == 10")
     assert dict(others[["series", "y"]].to_numpy().tolist()) == passes
+    warm = {"update/backward_passes_total": points([200, 210], [0, 20])}
+    others = steps.budget_chart(warm, settings, None, RULES, warm_steps=200).datasets["others"]
+    assert dict(others.query("x == 210")[["series", "y"]].to_numpy().tolist()) == passes
+    assert not others.query("x == 200")["y"].any(), "supervised steps cost no rule anything"
 
 
 def test_a_long_run_has_few_points_to_hover_over_and_all_steps_in_its_areas() -> None:
