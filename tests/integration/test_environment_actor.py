@@ -42,8 +42,9 @@ def environments(ray_on_loopback: None) -> Start:
     placement = SimpleNamespace(verifier_options=lambda: {"runtime_env": {"env_vars": variables}})
 
     @contextmanager
-    def start(name: str = "Counter") -> Iterator[EnvironmentHandle]:
-        config = RunConfig.model_validate({"environment": {"name": f"{MODULE}:{name}", "deadline_s": 120.0}})
+    def start(name: str = "Counter", **timeouts: float) -> Iterator[EnvironmentHandle]:
+        environment = {"name": f"{MODULE}:{name}", "deadline_s": 120.0}
+        config = RunConfig.model_validate({"environment": environment, "timeouts": timeouts})
         handle = start_environments(config, placement)  # type: ignore[arg-type]
         try:
             yield handle
@@ -126,6 +127,17 @@ def test_a_call_that_outlives_no_actor_fails_alone(environments: Start, monkeypa
         detail = "the environment actor died 2 times while this call was running"
         assert waiting.result() == Reply(None, "error", detail)
         assert handle.advance(call("x", episode="b")).result() == Reply(Turn("turn 1: x"))
+
+
+@pytest.mark.parametrize(("evaluating_s", "left"), [(1e-9, {"b"}), (1800.0, {"a", "b"})])
+def test_an_episode_keeps_its_process_for_as_long_as_an_engine_may_sample(
+    environments: Start, evaluating_s: float, left: set[str]
+) -> None:
+    with environments(sampling_s=1e-9, evaluating_s=evaluating_s) as handle:
+        assert handle.advance(call("x")).result() == Reply(Turn("turn 1: x"))
+        assert handle.advance(call("y", episode="b")).result() == Reply(Turn("turn 1: y"))
+        assert set(ray.get(handle.actor.pids.remote())) == left
+        assert handle.advance(call("x", "y")).result() == Reply(Turn("turn 2: y"))
 
 
 def test_an_actor_that_never_answers_ends_the_run(environments: Start, monkeypatch: pytest.MonkeyPatch) -> None:

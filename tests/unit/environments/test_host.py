@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -230,6 +231,36 @@ async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -
         host.free_idle(0.0)
         await until(lambda: not process.is_running())
         assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
+
+
+async def test_an_episode_without_its_process_is_held_to_its_earlier_answers(configured: Configured) -> None:
+    async with aclosing(EnvironmentHost(configured("Forgetful"))) as host:
+        assert (await host.advance(call())).failure is None
+        host.free_idle(0.0)
+        assert host.pids() == {}
+        reply = await host.advance(call())
+        assert (reply.answer, reply.failure) == (None, "error")
+        assert "gave another answer when the episode was played again after its process was lost" in reply.detail
+
+
+async def test_an_episode_is_idle_from_its_last_answer_on(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gxpo_trainer.environments.host.time", SimpleNamespace(monotonic=lambda: now[0]))
+    async with aclosing(EnvironmentHost(configured(), idle_s=100.0)) as host:
+        waiting = asyncio.create_task(host.advance(call("stop")))
+        await until(lambda: stopped(host) == ["a"])
+        pid = host.pids()["a"]
+        now[0] = 1000.0
+        os.kill(pid, signal.SIGCONT)
+        assert await waiting == Reply(Turn("continued"))
+        now[0] = 1099.0
+        await host.advance(call(episode="b"))
+        assert host.pids()["a"] == pid
+        now[0] = 1100.0
+        await host.advance(call("x", episode="b"))
+        assert set(host.pids()) == {"b"}
 
 
 async def test_a_worker_that_cannot_start_ends_the_run(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:

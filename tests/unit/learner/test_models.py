@@ -17,10 +17,11 @@ import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpointed import save_checkpoint
 from support.tiny_policy import qwen2
 
 from gxpo_trainer.config import LoraConfig, ModelConfig, RunConfig
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_policy, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.planner.architectures import check_heads, check_sequence_parallel, uneven_split
 from gxpo_trainer.training.prepare import prepare
@@ -142,6 +143,31 @@ def test_a_run_holds_the_revision_it_started_from(cache: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"model.revision = 'v9' cannot be loaded from the hub .*; check both"):
         prepare(RunConfig.model_validate(body), tmp_path / "other", resume=False)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("revision", [None, "main"])
+def test_a_resumed_run_keeps_its_commits_when_the_branch_moves(
+    cache: Path, tmp_path: Path, revision: str | None
+) -> None:
+    model = {"path": NAME, "revision": revision}
+    body: dict[str, Any] = {"data": {"num_problems": 8}, "evaluation": {"num_problems": 4}, "teacher": model}
+    body |= {"model": {**model, "max_length": 256}, "rollout": {"source": "teacher"}}
+    out = tmp_path / "run"
+    save_checkpoint(prepare(RunConfig.model_validate(body), out))
+    (cache / "refs" / "main").write_text(OLD)
+    config = RunConfig.model_validate(body)
+    for resumed in (prepare(config, out, resume=True), prepare(config, out, continue_run=True)):
+        assert (resumed.config.model.revision, resumed.placement.config.model.revision) == (NEW, NEW)
+        assert resumed.config.teacher is not None
+        assert resumed.config.teacher.revision == NEW
+        assert Path(resumed.model_folder) == cache / "snapshots" / NEW
+    for part in ("model", "teacher"):
+        other = RunConfig.model_validate({**body, part: {**body[part], "revision": OLD}})
+        with pytest.raises(CheckpointError, match=rf"with {part}\.revision = '{NEW}', this run has '{OLD}'; resume"):
+            prepare(other, out, resume=True)
+    # A run without a checkpoint starts from the beginning, with the commit of now.
+    shutil.rmtree(out / "checkpoints")
+    assert prepare(config, out, continue_run=True).config.model.revision == OLD
 
 
 @pytest.mark.parametrize("path", ["starter", str(STARTER_FOLDER)])

@@ -227,3 +227,13 @@ def test_an_agent_that_dies_of_a_full_context_ended_by_length() -> None:
     assert json.loads(conversation.actions[-1]) == {"error": "no room", "code": "context_length_exceeded"}
     conversation.add_reply(Reply(None, "error", "exit code 1"), room=True)
     assert conversation.end == "length"
+
+
+def test_an_agent_that_dies_after_it_has_shortened_a_full_context_has_failed() -> None:
+    conversation = played(ASKS)
+    conversation.refuse("no room", "context_length_exceeded")
+    conversation.add_reply(ASKS, room=True)
+    conversation.ask(ASKS.answer)  # type: ignore[arg-type]
+    conversation.answer({"role": "assistant", "content": "a"}, "a", "stop", (1, 1))
+    conversation.add_reply(Reply(None, "error", "exit code 1"), room=True)
+    assert (conversation.end, conversation.episode.failed) == ("error", True)

@@ -254,9 +254,9 @@ def use_driver(monkeypatch: pytest.MonkeyPatch, driver: str, cuda: str, library:
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(placement_module, "torch_cuda", lambda: cuda)
-    monkeypatch.setattr(placement_module, "_library_cuda", lambda: library)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: driver)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: 1000 * library + 20)
 
 
 @pytest.mark.parametrize("device", ["auto", "gpu"])
@@ -287,6 +287,11 @@ def test_gpus_that_a_build_for_cpus_cannot_use_leave_the_run_on_cpus(monkeypatch
         assert decided.device_reason.endswith("`make setup DEVICE=gpu` installs the one for GPUs")
     with pytest.raises(ConfigError, match="torch is its build for CPUs here"):
         Placement.decide(RunConfig.model_validate({"placement": {"device": "gpu"}}))
+
+
+def test_time_outs_are_those_of_the_settings_where_no_watch_is_given() -> None:
+    config = RunConfig.model_validate({"timeouts": {"setup_s": 7200.0, "evaluating_s": 60.0}})
+    assert Placement.decide(config).group.watch.timeouts == config.timeouts
 
 
 def test_an_evaluation_reserves_engines_and_no_learner() -> None:

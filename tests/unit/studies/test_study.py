@@ -528,6 +528,8 @@ def test_what_changes_no_result_may_differ_and_a_newer_setting_has_its_default(t
     free = ["placement.learner_ranks=2", "timeouts.setup_s=9", "verifier.workers=1", "learner.zero_stage=1"]
     moved = study(name="renamed", title="Other", overrides=[*free, "checkpoint.keep_last=5"])
     assert read_result(moved, tmp_path, REPORTED) == definition.RunResult(0.5)
+    with pytest.raises(ConfigError, match=r"model.revision = '0123abcd', the study has 'ffff"):
+        read_result(study(overrides=[f"model.revision={'f' * 40}"]), tmp_path, REPORTED)
 
 
 def test_a_run_that_diverged_before_its_first_evaluation_is_kept_without_a_curve(tmp_path) -> None:

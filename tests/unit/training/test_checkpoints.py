@@ -90,6 +90,26 @@ def test_last_n_and_best_are_kept_and_the_earliest_of_equal_scores_is_best(tmp_p
     assert subject.steps() == [2, 5, 6]
 
 
+def test_what_is_kept_is_chosen_without_later_checkpoints_that_are_damaged(tmp_path):
+    subject = store(tmp_path, keep_last=1, keep_best=1)
+    for step, score in [(2, 0.5), (4, 0.4), (9, 0.8)]:
+        subject.save(step, {}, parts(), score=score)
+    assert subject.steps() == [9]
+    subject = store(tmp_path, keep_last=2, keep_best=1)
+    subject.save(12, {}, parts(), score=0.9)
+    (subject.path(12) / "manifest.json").unlink()
+    valid, _ = subject.latest_valid()
+    assert valid.step == 9
+    # The run goes on from step 9.
+    subject = store(tmp_path, keep_last=1, keep_best=1)
+    for step, score in [(10, 0.3), (11, 0.2)]:
+        assert subject.save(step, {}, parts(), score=score).is_dir()
+    assert subject.steps() == [9, 11, 12]
+    subject.save(12, {}, parts(), score=0.1)
+    assert subject.steps() == [9, 12]
+    assert subject.latest().step == 12
+
+
 def test_what_was_saved_last_is_loaded_unless_it_has_another_format(tmp_path):
     subject = store(tmp_path)
     subject.save(4, {"attempt": 1}, parts(b"old"))

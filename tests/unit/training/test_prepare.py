@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import ray
 from support import data_files
+from support.checkpointed import save_checkpoint
 from transformers import AutoTokenizer
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import rendering
-from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import read_events
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -197,6 +198,45 @@ def test_benchmarks_of_one_name_or_without_room_for_their_prompts_are_refused(co
     names = [str(tmp_path / "held_out.jsonl"), write(tmp_path / "other" / "held_out.jsonl", [(1, 2)])]
     with pytest.raises(ConfigError, match="two have the name held_out"):
         prepare(config(evaluation={"benchmarks": names}), tmp_path / "run", resume=False)
+
+
+def taught(tmp_path: Path) -> dict[str, Any]:
+    """Three rows with completions."""
+    sums = [(30, 2), (60, 1), (70, 2)]
+    rows = ({"problem": PROBLEM.format(a, b), "answer": str(a + b), "completion": str(a + b)} for a, b in sums)
+    return {"source": str(data_files.write(tmp_path / "taught.jsonl", *rows)), "template": "plain"}
+
+
+@pytest.mark.parametrize("kind", ["one source", "two sources", "dataset", "warm start"])
+def test_a_resumed_run_draws_from_its_own_training_problems(config: Any, tmp_path: Path, kind: str) -> None:
+    """A benchmark more is welcome, unless it excludes problems that the run has drawn from."""
+    train, other = str(tmp_path / "train.jsonl"), write(tmp_path / "other.jsonl", [(20, 1), (30, 2), (90, 3)])
+    changes: dict[str, Any] = {
+        "one source": {},
+        "two sources": {"data": {"source": "word_problems", "sources": [{"path": train}, {"path": other}]}},
+        "dataset": {"data": taught(tmp_path), "rollout": {"source": "dataset"}},
+        "warm start": {"warm_start": {"steps": 1, "rows_per_step": 1, "data": taught(tmp_path)}},
+    }[kind]
+    begun = write(tmp_path / "begun.jsonl", [(5, 6), (30, 2)])
+    harmless, overlapping = write(tmp_path / "new.jsonl", [(80, 1)]), write(tmp_path / "own.jsonl", [(60, 1), (20, 1)])
+    if kind == "one source":
+        overlapping = write(tmp_path / "own.jsonl", [(3, 4)])
+
+    def evaluated(*benchmarks: str) -> RunConfig:
+        return config(**changes, evaluation={"benchmarks": benchmarks})  # type: ignore[no-any-return]
+
+    out = tmp_path / "run"
+    save_checkpoint(prepare(evaluated(begun), out))
+    prepare(evaluated(begun, harmless), out, resume=True)
+    told = r"step-00000001 was written with other training problems than those that data\.contamination = 'drop' leaves"
+    told += (
+        r" with evaluation\.benchmarks = \['.*own\.jsonl'\]; resume with \['.*begun\.jsonl'\], unchanged, and score "
+    )
+    for resumed in ({"resume": True}, {"continue_run": True}):
+        with pytest.raises(CheckpointError, match=told + "others by `gxpo eval`"):
+            prepare(evaluated(begun, overlapping), out, **resumed)
+    with pytest.raises(CheckpointError, match="other training problems"):
+        prepare(evaluated(harmless), out, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@
                   |-> process died: the whole history is played again in a new one; died again: failure "error"
 
 A call has the whole history of its episode. Its process is therefore a cache: it may be killed at any time between two
-calls, from outside or because nobody has asked for the episode for long, and the next call plays the history again.
+calls, from outside or because the episode was not called for long, and the next call plays the history again.
 
 After a death the new process is forked by a worker process of its own. An episode that kills the worker, on which all
 episodes depend, thus fails alone: the others were played again once, and their second process has another parent.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import resource
 import time
@@ -38,32 +39,31 @@ if TYPE_CHECKING:
 
 MAX_DEATHS = 2
 MAX_FAILED_STARTS = 3
-IDLE_LIMIT_S = 600.0
-"""An episode that nobody asked for in this time has lost its engine, or is played again."""
 
 
 @dataclass(slots=True, eq=False)
 class _Episode:
     """actions: that the process has played; None before the reset. answers: a digest of each answer so far. last: the
-    latest answer. asked: when it was last asked for, on the monotonic clock."""
+    latest answer. answered: when it gave it, on the monotonic clock."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     process: EpisodeProcess | None = None
     actions: tuple[str, ...] | None = None
     answers: list[bytes] = field(default_factory=list)
     last: Observation | Turn | ChatRequest | None = None
-    asked: float = 0.0
+    answered: float = 0.0
     over: bool = False
 
 
 class EnvironmentHost:
     """At most `environment.workers` calls run at the same time; the others wait in the order in which they came. Its
-    processes end with the thread of the event loop."""
+    processes end with the thread of the event loop. idle_s: an episode that is not called for this time after an answer
+    has lost its engine."""
 
-    def __init__(self, config: EnvironmentConfig) -> None:
+    def __init__(self, config: EnvironmentConfig, idle_s: float = math.inf) -> None:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # an episode has two sockets, an agent connections
-        self._config = config
+        self._config, self._idle_s = config, idle_s
         self._gateway: Gateway | None = None
         self._places = asyncio.Semaphore(config.workers)
         self._starting = asyncio.Lock()
@@ -75,9 +75,9 @@ class EnvironmentHost:
         """The environment's answer to a call. Raises ConfigError, TrainingError when no process can be started."""
         episode = self._episodes.setdefault(call.episode, _Episode())
         async with episode.lock, self._places:
-            self.free_idle(IDLE_LIMIT_S)
-            episode.asked = time.monotonic()
+            self.free_idle(self._idle_s)
             reply = await self._reply(episode, call)
+            episode.answered = time.monotonic()
             if reply.answer is None or getattr(reply.answer, "done", False):
                 self.end(call.episode)
             return reply
@@ -90,11 +90,12 @@ class EnvironmentHost:
             _free(ended)
 
     def free_idle(self, idle_s: float) -> None:
-        """Kill the processes of episodes for which nobody has asked for `idle_s`."""
+        """Kill the processes of episodes that were not called for `idle_s`. A later call plays the episode again, and
+        must get the same answers."""
         oldest = time.monotonic() - idle_s
-        for name, episode in list(self._episodes.items()):
-            if episode.asked <= oldest and not episode.lock.locked():
-                self.end(name)
+        for episode in self._episodes.values():
+            if episode.answered <= oldest and not episode.lock.locked():
+                _free(episode)
 
     async def aclose(self) -> None:
         """End all episodes and processes, and wait for it."""

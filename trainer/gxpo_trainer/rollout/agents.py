@@ -71,6 +71,7 @@ class AgentConversation(Conversation):
 
     def answer(self, message: Mapping[str, Any], text: str, reason: str, usage: tuple[int, int]) -> None:
         """Answer the agent. text: what the policy wrote."""
+        self._too_long = False
         self._turns.append(Utterance("policy", text))
         self._known = [*self._known, _key(message)]
         if "tool_calls" in message:

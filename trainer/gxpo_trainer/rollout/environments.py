@@ -118,4 +118,6 @@ def start_environments(config: RunConfig, placement: Placement) -> EnvironmentHa
     # and repeats the calls: the engines, not this process, wait for them.
     options = {"num_cpus": 0, "max_concurrency": 10_000, "max_restarts": -1, "max_task_retries": -1}
     options = placement.verifier_options() | options
-    return EnvironmentHandle(ray.remote(EnvironmentHost).options(**options).remote(config.environment))
+    # An engine that samples a turn for longer has stalled, or was restarted.
+    idle_s = 2 * max(config.timeouts.sampling_s, config.timeouts.evaluating_s)
+    return EnvironmentHandle(ray.remote(EnvironmentHost).options(**options).remote(config.environment, idle_s))

@@ -183,13 +183,15 @@ def check_rewards(config: VerifierConfig) -> None:
         raise ConfigError(f"verifier.rewards: workers fail to start with these classes: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submitted:
-    """A reference of sampled groups, and the indices of their requests. rewards: see `VerifierActor.score`."""
+    """A reference of sampled groups, and the indices of their requests. rewards: see `VerifierActor.score`. actor: that
+    scores them, once they are submitted."""
 
     indices: Sequence[int]
     groups: Any
     rewards: bool
+    actor: Any = None
 
 
 class VerifierHandle:
@@ -208,6 +210,7 @@ class VerifierHandle:
 
     def submit(self, submitted: Submitted) -> Any:
         """Score groups; returns a reference of their verdicts."""
+        submitted.actor = self.actor
         return self.actor.score.remote(submitted.groups, submitted.rewards)
 
     def await_verdicts(self, pending: dict[Any, Submitted]) -> dict[int, Sequence[Verdict]]:
@@ -218,11 +221,12 @@ class VerifierHandle:
             lost: list[Submitted] = []
             for reference, submitted in pending.items():
                 try:
-                    self._placement.group.get(self._traced, "setup")
+                    if submitted.actor is self.actor:
+                        self._placement.group.get(self._traced, "setup")
                     scored = self._placement.group.get(reference, "verifying")
                     verdicts.update(zip(submitted.indices, scored, strict=True))
                 except (ray.exceptions.RayActorError, Stalled) as error:
-                    if not lost:
+                    if submitted.actor is self.actor:  # else it has been restarted since
                         restarts += 1
                         self._restart(restarts, error)
                     lost.append(submitted)

@@ -5,7 +5,6 @@ Logical CPUs are fractional. A request above Ray's total is rejected at once: it
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import math
 import os
@@ -61,7 +60,9 @@ class Placement:
         requested, cores = config.placement, usable_cores()
         learner_threads = requested.learner_threads or max(1, cores // max(1, requested.learner_ranks))
         sampler_threads = requested.sampler_threads or max(1, cores // max(1, requested.sampler_devices))
-        group = RunPlacementGroup(watch=watch or ProgressWatch(), wait_s=max(MIN_WAIT_S, requested.wait_s))
+        group = RunPlacementGroup(
+            watch=watch or ProgressWatch(config.timeouts), wait_s=max(MIN_WAIT_S, requested.wait_s)
+        )
         device: Literal["cpu", "gpu"] = "gpu" if requested.device == "gpu" else "cpu"
         reason = f'placement.device = "{requested.device}"'
         placement = cls(config, device, learner_threads, sampler_threads, group, reason)
@@ -266,26 +267,18 @@ def driver_problem() -> str | None:
     try:
         pynvml.nvmlInit()  # type: ignore[no-untyped-call]
         driver = str(pynvml.nvmlSystemGetDriverVersion())
+        # NVIDIA's forward compatibility packages replace the driver's library, and then run a newer CUDA on an older
+        # driver.
+        offered = pynvml.nvmlSystemGetCudaDriverVersion_v2() // 1000  # type: ignore[no-untyped-call]
     except pynvml.NVMLError as error:
         return f"the NVIDIA driver does not answer ({error}): install it"
     needed = OLDEST_DRIVERS.get(cuda, 0)
-    if int(driver.partition(".")[0]) >= needed or _library_cuda() >= cuda:
+    if int(driver.partition(".")[0]) >= needed or offered >= cuda:
         return None
     return (
         f"the NVIDIA driver {driver} is too old for torch, which is built with CUDA {built}: update the driver to "
         f"{needed} or newer, or install NVIDIA's forward compatibility package"
     )
-
-
-def _library_cuda() -> int:
-    """Major version of CUDA that the driver's library offers: NVIDIA's forward compatibility packages replace it, and
-    then run a newer CUDA on an older driver. 0 without the library. It touches no GPU."""
-    version = ctypes.c_int(0)
-    try:
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except OSError:
-        return 0
-    return version.value // 1000
 
 
 def visible_gpus() -> int:

@@ -18,9 +18,9 @@ from typing import get_args
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.reporting.outcome import OUTCOME
-from gxpo_trainer.reporting.reading import IDENTITY, has_curve, load_run, read_identity
+from gxpo_trainer.reporting.reading import IDENTITY, has_curve, load_run
 from gxpo_trainer.studies import definition
-from gxpo_trainer.training.checkpoints import first_difference
+from gxpo_trainer.training.checkpoints import first_difference, with_run_commits
 
 REGISTERED = "registered.json"
 """The study as it was before its first run, in its folder."""
@@ -149,13 +149,7 @@ def read_result(study: definition.Study, root: Path, key: definition.RunKey) -> 
 
 def _check_settings(study: definition.Study, key: definition.RunKey, folder: Path) -> None:
     """Raises ConfigError naming the first setting in which the folder's run differs from the study's."""
-    config = definition.run_config(study, key)
-    begun = read_identity(folder)["config"]
-    # A run holds the commits of its models.
-    for part in ("model", "teacher"):
-        if (own := getattr(config, part)) is not None and begun.get(part):
-            pinned = own.model_copy(update={"revision": begun[part].get("revision")})
-            config = config.model_copy(update={part: pinned})
+    config = with_run_commits(definition.run_config(study, key), folder)
     if (difference := first_difference(config, folder, more=("budget", "evaluation"))) is not None:
         name, before, after = difference
         raise ConfigError(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
@@ -35,6 +36,7 @@ MANIFEST, STATE, LEARNER, POLICY, ADAPTER = "manifest.json", "state.json", "lear
 _PREFIX = "step-"
 _HIDDEN = ("partial", "replaced", "dropped")
 """Suffixes of hidden folders: being written, replaced by the same step's next checkpoint, being deleted."""
+_COMMIT = re.compile("[0-9a-f]{40}")
 FORMAT = 2
 MAY_CHANGE = {
     *("name", "budget", "checkpoint", "placement", "verifier"),
@@ -117,7 +119,7 @@ class CheckpointStore:
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-        self._retain()
+        self._retain(step)
         return target
 
     def load(self, step: int) -> Checkpoint:
@@ -162,8 +164,10 @@ class CheckpointStore:
                 problems.append(str(error))
         return None, problems
 
-    def _retain(self) -> None:
-        steps = self.steps()
+    def _retain(self, newest: int) -> None:
+        """Delete the checkpoints up to `newest` that need not be kept. Later ones are damaged, since the run was not
+        resumed from them: they do not count, and are replaced when it reaches their steps."""
+        steps = [step for step in self.steps() if step <= newest]
         keep = set(steps[-self.settings.keep_last :])
         scores = {step: score for step in steps if (score := self._score(step)) is not None}
         # Of equal scores the earliest is the best, because it cost least.
@@ -244,6 +248,18 @@ def _difference(name: str, then: Any, now: Any) -> tuple[str, Any, Any] | None:
                 return difference
         return None
     return None if then == now else (name, then, now)
+
+
+def with_run_commits(config: RunConfig, out_dir: Path) -> RunConfig:
+    """With the commits that a folder's run began with, for models of the same hub names and without another commit."""
+    begun = read_identity(out_dir)["config"]
+    for part in ("model", "teacher"):
+        own, earlier = getattr(config, part), begun.get(part)
+        if own is None or not earlier or earlier["path"] != own.path or _COMMIT.fullmatch(own.revision or ""):
+            continue
+        if (commit := earlier.get("revision")) is not None:
+            config = config.model_copy(update={part: own.model_copy(update={"revision": commit})})
+    return config
 
 
 def check_same_model(config: RunConfig, out_dir: Path, policy_sha256: str) -> None:

@@ -28,6 +28,7 @@ from gxpo_trainer.data.prompts import (
     TokenizedPrompts,
     check_shares,
     load_prompts,
+    make_cursor,
     tokenize_completions,
     tokenize_prompts,
 )
@@ -39,7 +40,7 @@ from gxpo_trainer.learner.setup import check_attention
 from gxpo_trainer.planner.architectures import check_model, language_model
 from gxpo_trainer.planner.devices import usable_cores
 from gxpo_trainer.reporting.identity import hash_path
-from gxpo_trainer.reporting.reading import IDENTITY
+from gxpo_trainer.reporting.reading import IDENTITY, read_identity
 from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.rollout.vllm_driver import EpisodeStart
 from gxpo_trainer.runtime.placement import Placement, ray_address, visible_gpus
@@ -51,6 +52,7 @@ from gxpo_trainer.training.checkpoints import (
     check_same_data,
     check_same_model,
     check_same_run,
+    with_run_commits,
 )
 from gxpo_trainer.types import EXTRA_KEY, Prompt, VerifyOptions
 
@@ -136,6 +138,12 @@ def prepare(
     if resume and not has_run:
         raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
     check_files(config, most=FIRST_ROWS).refuse()
+    store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
+    checkpoint, skipped = store.latest() if resume else None, list[str]()
+    if continue_run and has_run:
+        checkpoint, skipped = store.latest_valid()
+    if checkpoint is not None:  # a branch on the hub may have moved since
+        config = with_run_commits(config, out_dir)
     body = config_json(config.model)
     check_model(body, config, placement.device)  # before the weights of a hub name, which may be many gigabytes
     config = config.model_copy(update={"model": pin_revision(config.model)})
@@ -143,10 +151,6 @@ def prepare(
         pinned = pin_revision(config.of_reference.model)
         config = config.model_copy(update={"teacher": TeacherConfig(path=pinned.path, revision=pinned.revision)})
     placement = replace(placement, config=config.without_idle_engines())
-    store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
-    checkpoint, skipped = store.latest() if resume else None, list[str]()
-    if continue_run and has_run:
-        checkpoint, skipped = store.latest_valid()
     if checkpoint is not None:
         check_same_run(checkpoint, config, out_dir)
     model_folder = resolve_model(config.model)
@@ -159,6 +163,7 @@ def prepare(
     problems = load_problems(config)
     if checkpoint is not None:
         check_same_data(out_dir, problems.training_sha256)
+        check_same_prompts(checkpoint, config, problems)
     rows = (problems.rows.token_ids, problems.rows.completion_ids) if problems.rows else ()
     evaluated = chain.from_iterable((b.token_ids, b.left_out_ids) for b in problems.benchmarks)
     ids = chain.from_iterable((problems.prompts.token_ids, *rows, *evaluated))
@@ -211,6 +216,29 @@ def load_problems(config: RunConfig) -> Problems:
                 f"{first.id} ({error}); change what reset returns or the agent sends, or data.system_prompt"
             ) from None
     return Problems(tokenizer, data, prompts, benchmarks, first_ids, rows)
+
+
+def check_same_prompts(checkpoint: Checkpoint, config: RunConfig, problems: Problems) -> None:
+    """Raises CheckpointError when benchmarks exclude another number of training problems than before the checkpoint.
+
+    For a run whose settings and files of training data are those of the checkpoint.
+    """
+    state, warm_start = checkpoint.state["cursor"], config.warm_start
+    drawn = [(config.data, problems.prompts, state)]
+    if warm_start is not None and problems.rows is not None:
+        drawn.append((warm_start.data or config.data, problems.rows, state["rows"]))
+    for data, prompts, cursor in drawn:
+        try:
+            make_cursor(data, prompts.prompts, config.seed).load_state_dict(cursor)
+        except CheckpointError as error:
+            if data.contamination != "drop":
+                raise
+            begun = read_identity(checkpoint.path.parents[1])["config"]["evaluation"]["benchmarks"]
+            raise CheckpointError(
+                f"{checkpoint.path} was written with other training problems than those that data.contamination = "
+                f"{data.contamination!r} leaves with evaluation.benchmarks = {[*config.evaluation.benchmarks]}; resume "
+                f"with {begun}, unchanged, and score others by `gxpo eval`"
+            ) from error
 
 
 def prompt_limit(config: RunConfig, section: str, max_new_tokens: int) -> tuple[int, str, str]:
