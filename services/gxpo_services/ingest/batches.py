@@ -59,11 +59,14 @@ _Finite = Annotated[FiniteFloat, BeforeValidator(_decoded)]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One line of metrics.jsonl; NaN and the infinities are floats again."""
+    """One line of metrics.jsonl; NaN and the infinities are floats again.
+
+    It has as many values as fit in a request: an evaluation has 3·samples_per_prompt + 6 for each benchmark.
+    """
 
     attempt: _Launch
     step: _Whole
-    values: Annotated[dict[_MetricName, _Number], Field(validation_alias="metrics", max_length=500)]
+    values: Annotated[dict[_MetricName, _Number], Field(validation_alias="metrics")]
 
 
 class _Turn(BaseModel):

@@ -138,16 +138,17 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
 def _beyond_limit(
     session: Session, run_number: int, names: Sequence[str], present: Collection[int], known: Mapping[str, int]
 ) -> list[str]:
-    """Metrics that the run has no room for; the first time is an event."""
+    """Metrics that the run has no room for, none of those that are counted; the first time is an event."""
     if all(known.get(name) in present for name in names):
         return []
     # Those of replaced steps too.
     had = set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
-    new = [name for name in names if known.get(name) not in had]
+    new = [name for name in names if known.get(name) not in had and name not in _COUNTED]
     left_out = new[max(0, metrics.MOST_OF_RUN - len(had)) :]
     of_kind = select(Event.number).where(Event.run_number == run_number, Event.kind == METRICS_LEFT_OUT)
     if left_out and session.scalar(of_kind.limit(1)) is None:
-        limit = f"a run has at most {metrics.MOST_OF_RUN} metrics; report fewer names"
+        fix = "report fewer names, or lower evaluation.samples_per_prompt"
+        limit = f"a run has at most {metrics.MOST_OF_RUN} metrics; {fix}"
         message = f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: {limit}"
         events.record(session, run_number, TRAINER, METRICS_LEFT_OUT, message)
     return left_out

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import tenacity
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from gxpo_client.client import Json, is_loopback
@@ -50,10 +50,15 @@ class Alerts:
     def __init__(self, database: Database, settings: ServiceSettings) -> None:
         self._database, self._settings = database, settings
         self._senders = [_Sender(webhook) for webhook in settings.webhooks]
+        self._may_have_cursor = True
 
     def send_new(self) -> None:
         """Claim the new events, and send their alerts in the threads of the webhooks."""
         if not self._senders:
+            if self._may_have_cursor:  # of earlier webhooks: later ones would get all that happened in between
+                with self._database.writing() as session:
+                    session.execute(delete(AlertCursor))
+                self._may_have_cursor = False
             return
         with self._database.reading() as session:
             newest = session.scalar(select(func.max(Event.number))) or 0

@@ -106,8 +106,8 @@ class Scheduler:
         self._counted_at = self._renewed_at = self._clean_at = self._reconcile_at = 0.0
         self._oversized = decisions.OversizedRuns()
         self._errors = logging.ErrorLog()
-        self._ended_runs: dict[int, int] = {}
-        """Study → its ended runs when its next runs were queued."""
+        self._ended_runs: dict[int, tuple[int, float | None]] = {}
+        """Study → `studies.ended_runs` when its next runs were queued."""
         self._outliving: dict[str, float] = {}
         """Live jobs without an executing run → since when that is known."""
         self._pruned_up_to = 0
@@ -162,11 +162,11 @@ class Scheduler:
         """Queue the next runs of each study in which a run has ended since the last round."""
         with self._database.reading() as session:
             ended = studies.ended_runs(session)
-        for number in [number for number, count in ended.items() if self._ended_runs.get(number) != count]:
+        for number in [number for number, runs in ended.items() if self._ended_runs.get(number) != runs]:
             with self._errors.once(f"study {number}", "study cannot continue", *UNAVAILABLE, group=number):
                 with self._database.writing() as session:
                     leases.lock_queue(session)
-                    study = session.get(Group, number)
+                    study = session.get(Group, number, with_for_update=True)
                     if study is not None and (queued := studies.queue_missing(session, study)):
                         self._log.info("study continued", study=study.id, runs=queued)
                 self._ended_runs[number] = ended[number]

@@ -68,26 +68,29 @@ class StudyView(BaseModel):
     cost: StudyCost
     runs_done: int
     complete: bool
-    failed: list[str] = Field(description="Ids of failed runs that the study waits for: retry them.")
+    failed: list[str] = Field(
+        description="Ids of ended runs without a result, for which the study waits: retry failed ones, delete others."
+    )
     arms: list[ArmView]
     study: dict[str, Any] = Field(description="The file, with its defaults.")
 
 
-def ended_runs(session: Session) -> dict[int, int]:
-    """Number of the group of each study → its ended runs."""
+def ended_runs(session: Session) -> dict[int, tuple[int, float | None]]:
+    """Number of the group of each study → its ended runs, and when the last of them ended."""
     query = (
-        select(Group.number, func.count(Run.number))
+        select(Group.number, func.count(Run.number), func.max(Run.ended_at))
         .join(Run, Run.group_number == Group.number)
         .where(Group.kind == STUDY, Run.state.in_(list(TERMINAL)))
         .group_by(Group.number)
     )
-    return dict(session.execute(query).all())
+    return {number: (count, last) for number, count, last in session.execute(query)}
 
 
 def queue_missing(session: Session, group: Group) -> int:
     """Queue the runs of a study that can start now and were never queued; returns their number.
 
-    The caller holds the queue's lock, so that two schedulers do not queue the same run.
+    The caller holds the queue's lock, so that two schedulers do not queue the same run, and has locked the group, so
+    that the study is not cancelled meanwhile.
     """
     if group.spec.get(groups.CANCELLED):
         return 0
@@ -103,8 +106,11 @@ def queue_missing(session: Session, group: Group) -> int:
 
 def study_of(group: Group) -> definition.Study:
     """Raises Conflict for a study that this version of gxpo no longer accepts."""
+    stored = group.spec["study"]
     try:
-        return definition.Study.model_validate(group.spec["study"])
+        if isinstance(stored, str):
+            return definition.Study.model_validate_json(stored)
+        return definition.Study.model_validate(stored)  # of a version that stored an object
     except ValidationError as error:
         reason = config_error(error, "the study", definition.Study)
         raise Conflict(f"study {group.id} is of another version of gxpo: {reason}; submit it again") from None
@@ -117,11 +123,11 @@ def _keys(session: Session, group: Group) -> dict[Run, definition.RunKey]:
 
 
 def _results(keys: dict[Run, definition.RunKey]) -> dict[definition.RunKey, definition.RunResult]:
-    """Succeeded and diverged runs; a retry that succeeds stands for the failed run of the same key."""
+    """Diverged runs, and succeeded ones with a score; a retry that succeeds stands for the run of the same key."""
     results: dict[definition.RunKey, definition.RunResult] = {}
     for run, key in keys.items():
         diverged = run.state == RunState.FAILED and run.reason == "diverged"
-        if diverged or run.state == RunState.SUCCEEDED:
+        if diverged or (run.state == RunState.SUCCEEDED and run.score is not None):
             results[key] = definition.RunResult(run.score or 0.0, diverged)
     return results
 
@@ -198,7 +204,8 @@ def submit_study(
     if group is None:
         runs.check_priority(by.principal, body.priority)
         runs.check_queue(by.session, by.settings, by.principal, len(definition.pending(study, {})))
-        spec = body.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
+        # As a text: PostgreSQL does not keep the order of JSON objects, by which arms run and points are numbered.
+        spec = body.model_dump(exclude={"toml"}) | {"study": study.model_dump_json()}
         spec["created_by_id"] = by.principal.token_id
         group = groups.new_group(by.session, by.principal, group_id, study.name, STUDY, spec)
         queue_missing(by.session, group)

@@ -48,6 +48,36 @@ def test_an_empty_variable_means_the_default(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.allow_remote_code is False
 
 
+@pytest.mark.parametrize("text", ["/models", "/models:/more", '"/models"', "[/models]", "7", "{}"])
+def test_a_list_that_is_not_json_is_named_with_the_other_faults(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    for name, value in {"MODEL_ROOTS": text, "WEBHOOKS": "https://chat.example.org", "PORT": "0"}.items():
+        monkeypatch.setenv(f"GXPO_{name}", value)
+    with pytest.raises(ConfigError) as caught:
+        read_settings()
+    lines = str(caught.value).splitlines()
+    assert sorted(line.split(": ")[0] for line in lines[1:]) == ["  GXPO_MODEL_ROOTS", "  GXPO_PORT", "  GXPO_WEBHOOKS"]
+    assert f'  GXPO_MODEL_ROOTS: {text!r} must be a JSON list such as ["a", "b"]' in lines
+    assert """  GXPO_WEBHOOKS: 'https://chat.example.org' must be a JSON list such as ["a", "b"]""" in lines
+
+
+def test_lists_are_read_from_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GXPO_MODEL_ROOTS", f'["{tmp_path}"]')
+    monkeypatch.setenv("GXPO_WEBHOOK_ALERTS", '["failed", "diverged"]')
+    monkeypatch.setenv("GXPO_WEBHOOKS", "[]")
+    settings = read_settings()
+    assert (settings.model_roots, settings.webhook_alerts) == ((tmp_path.resolve(),), ("failed", "diverged"))
+    assert settings.webhooks == ()
+
+
+@pytest.mark.parametrize("kind", ["plugins", "rewards", "environments", "reward_urls", "environment_urls"])
+def test_an_entry_that_the_trainer_would_divide_at_its_comma_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"GXPO_ALLOWED_{kind.upper()}", '["a:B", "http://host:1/x,http://host:2/y"]')
+    with pytest.raises(ConfigError, match=rf"GXPO_ALLOWED_{kind.upper()}: 'http://host:1/x,http://host:2/y' has a comm"):
+        read_settings()
+
+
 def test_the_database_is_sqlite_in_the_home_unless_a_url_is_given(tmp_path: Path) -> None:
     assert ServiceSettings(home=tmp_path).url == f"sqlite:///{tmp_path.resolve()}/gxpo.sqlite"
     file = tmp_path / "password"

@@ -59,6 +59,7 @@ def test_a_submitted_run_prints_its_id_and_shows_as_it_was_sent(gxpo: Gxpo) -> N
     assert (run["tags"], run["notes"], run["priority"]) == (["a", "b"], "n", 3)
     assert run["config"]["learner"]["rule"]["k"] == 7
     assert tomllib.loads(gxpo.out("show", run_id, "--config"))["learner"]["rule"]["k"] == 7
+    assert gxpo.json("show", run_id, "--config") == run["config"]
     details = gxpo.out("show", run_id)
     assert all(words in details for words in (run_id, "GXPO K=7", "0/40", "cancel"))
 
@@ -99,6 +100,56 @@ def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Gxpo) -> None:
     assert "learner.rule.k" in gxpo.error(2, "sweep", "--preset", "demo", "--grid", "learner.rule.k=1", "--yes")
     assert gxpo("sweep", "--preset", "demo", "--grid", "nonsense") == 2
     assert gxpo("sweep") == 2
+
+
+STUDY = """
+name = "mine"
+title = "GRPO or GXPO?"
+overrides = ["data.source=mine.jsonl", 'evaluation.benchmarks=["mine.jsonl"]', "budget.hours=1"]
+baseline = "grpo"
+seeds = [0, 1]
+backward_passes = 60
+evaluate_every = 6
+
+[ladder]
+learning_rates = [1.2e-4, 2.4e-4]
+seeds = [100]
+backward_passes = 30
+
+[arms.grpo]
+label = "GRPO"
+overrides = ["learner.rule.name=grpo", 'data.source="./mine.jsonl"']
+
+[arms.gxpo]
+label = "GXPO K=5"
+overrides = ['data.sources=[{path = "mine.jsonl", weight = 2.5}]']
+"""
+
+
+def test_a_study_is_submitted_with_the_paths_that_the_files_have_here(gxpo: Gxpo, tmp_path: Path) -> None:
+    rows = (json.dumps({"problem": f"{number} + 1?", "answer": str(number + 1)}) for number in range(64))
+    Path("mine.jsonl").write_text("\n".join(rows))
+    Path("study.toml").write_text(STUDY)
+    cost = gxpo.json("sweep", "--study", "study.toml", "--check")
+    # 2 arms, each with 2 rates of 30 passes on a tuning seed and 2 seeds of 60
+    assert cost == {"runs": 8, "backward_passes": 360}
+    assert gxpo.out("sweep", "--study", "study.toml", "--check") == (
+        "GRPO or GXPO?: 2 arms, at most 8 runs and 360 backward passes\n"
+    )
+    for words in (("--name", "x"), ("--grid", "seed=1,2"), ("--seeds", "0-2"), ("--predefined", "k"), ("--control",)):
+        assert f"the study file determines all runs; remove {words[0]}" in gxpo.error(2, "sweep", "--study", "s", *words)
+    both = gxpo.error(2, "sweep", "--study", "s", "--set", "seed=1", "--control")
+    assert both == "gxpo: the study file determines all runs; remove --set, --control\n"
+    assert gxpo.json("runs") == []
+
+    submitted = gxpo.json("sweep", "--study", "study.toml", "--yes", "--tags", "t")
+    here = str(tmp_path / "work" / "mine.jsonl")
+    assert submitted["study"]["overrides"][2] == "budget.hours=1"
+    by_rule = {run["rule"]: gxpo.json("show", run["id"]) for run in gxpo.json("runs")}
+    configs = {rule: run["config"] for rule, run in by_rule.items()}
+    assert [config["evaluation"]["benchmarks"] for config in configs.values()] == [[here]] * len(configs)
+    assert configs["grpo"]["data"]["source"] == here
+    assert [(source["path"], source["weight"]) for source in configs["gxpo"]["data"]["sources"]] == [(here, 2.5)]
 
 
 def test_runs_are_listed_filtered_and_sorted_and_do_not_steer_the_terminal(gxpo: Gxpo) -> None:
@@ -197,6 +248,9 @@ def test_logs_are_printed_and_followed(gxpo: Gxpo, database: Database, settings:
     text = "".join(f"line {number} π\n" for number in range(20_000)) + "half"
     log.write_text(text)
     assert gxpo.out("logs", "mine") == text
+    sections = [json.loads(line) for line in gxpo.out("logs", "mine", "--json").splitlines()]
+    assert "".join(section["text"] for section in sections) == text
+    assert sections[-1]["next_offset"] == log.stat().st_size
     runs.change(database, run_id, state=RunState.RUNNING)
     with ThreadPoolExecutor(1) as pool, log.open("a") as file:
         reader = pool.submit(gxpo, "logs", "mine", "-f")

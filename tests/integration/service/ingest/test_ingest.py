@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
@@ -25,6 +26,8 @@ from gxpo_services.run_states import RunState
 from gxpo_services.runs import service
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_trainer.config.base import idle_phase
+from gxpo_trainer.training.evaluation import score_groups
+from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
 COUNTERS = ("attempt", "step", "backward_passes", "tokens", "training_s", "score", "score_best", "score_step")
 
@@ -67,6 +70,36 @@ def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monk
     with database.reading() as session:
         known = metrics.find_numbers(session, ["a", "b", "c", "d", "e", "f", "g"])
     assert {*known} == {"a", "b", "c"}, "what is left out leaves no name behind"
+
+
+def test_a_large_evaluation_arrives_and_never_hides_the_score(
+    anonymous: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the trainer writes it: the average comes after the scores of all benchmarks."""
+    ids = np.array([1], dtype=np.int32)
+    sample, verdict = Sample("2", ids, np.zeros(1, dtype=np.float32), "stop"), Verdict("correct", "2", 0.0)
+    scores, _ = score_groups([ScoredGroup(Group(Prompt("1", "1+1?", "2"), ids, (sample,) * 64, 0), (verdict,) * 64)])
+    values = {f"eval/{name}/{score}": value for name in ("a", "b", "c") for score, value in scores.items()}
+    values |= {"eval/average/pass@1": 0.5, "time/evaluate_s": 1.0}
+    # Three benchmarks with 3·64 + 6 scores each.
+    assert len(values) == 596
+    launched = launch(database)
+    run_id = launched.split()[0]
+    assert post(anonymous, launched, body(1, metrics=[metric_row(0, **values)])).status_code == 200
+    assert len(last_values(database, run_id)) == 596
+    monkeypatch.setattr(metrics, "MOST_OF_RUN", 3)
+    crowded = launch(database)
+    for number, row in enumerate([metric_row(0, **values), totals(1, loss=2.0)], start=1):
+        post(anonymous, crowded, body(number, offsets={"metrics": number - 1}, metrics=[row])).raise_for_status()
+    run_id = crowded.split()[0]
+    run = runs.get(database, run_id)
+    assert tuple(getattr(run, name) for name in COUNTERS) == (1, 1, 3.0, 100.0, 0.5, 0.5, 0.5, 0)
+    assert len(last_values(database, run_id)) == 3 + 4
+    (message,) = [text for kind, text in runs.messages(database, run_id) if kind == "metrics_left_out"]
+    assert message == (
+        "metric 'eval/a/pass@2' and 591 more are left out: a run has at most 3 metrics; report fewer names, or lower "
+        "evaluation.samples_per_prompt"
+    )
 
 
 def test_the_first_heartbeat_makes_the_run_running_and_one_that_says_nothing_new_changes_its_time_alone(

@@ -306,6 +306,33 @@ def test_the_events_of_a_run_that_comes_during_a_reading_are_read_next(
     anyio.run(test)
 
 
+def test_a_reader_of_all_runs_who_returns_gets_what_happened_while_others_followed_some(
+    database: Database, secret: str
+) -> None:
+    """A reading for streams of some runs does not tell which others have not ended."""
+    mine, other = (runs.get(database, runs.add_run(database)) for _ in range(2))
+    with database.reading() as session:
+        after = feed.last_event(session)
+
+    async def test() -> None:
+        reader = Reader(database, secret, [mine.number])
+        await reader.read()
+        runs.move(database, other.id, RunState.STARTING)
+        assert await reader.read() == []
+        returned = Subscription(secret, None, after)
+        with reader.feed.following(returned):
+            await reader.feed._update()
+            runs.move(database, other.id, RunState.RUNNING)
+            await reader.feed._update()
+            messages: list[bytes] = []
+            while page := await run_changes._next(reader.feed, returned):
+                messages += page
+        sent = [json.loads(m.split(b"data: ")[1]) for m in messages if m.startswith(b"event: event")]
+        assert [event["fields"]["new"] for event in sent] == ["starting", "running"]
+
+    anyio.run(test)
+
+
 @pytest.mark.each_database
 @pytest.mark.usefixtures("only_notified")
 def test_a_change_during_a_reading_is_read_next(database: Database, secret: str) -> None:

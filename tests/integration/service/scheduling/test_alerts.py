@@ -82,6 +82,18 @@ def test_each_event_is_sent_once_whichever_scheduler_sees_it(cluster: Cluster, r
     assert body["url"].endswith(f"/api/v1/runs/{run_id}")
 
 
+def test_what_happened_while_there_was_no_webhook_is_not_sent(cluster: Cluster, receiver: Receiver) -> None:
+    run_id = cluster.add_run(state=RunState.RUNNING)
+    for number, webhooks in enumerate([(receiver.url,), (), (receiver.url,)]):
+        scheduler = cluster.scheduler(f"scheduler {number}", webhooks=webhooks)
+        scheduler.tick()
+        ended(cluster, run_id, RunState.FAILED, "training_error", f"failure {number}")
+        for _ in range(2):
+            scheduler.tick()
+        scheduler._alerts.close()
+    assert [body["message"] for body in receiver.bodies] == ["failure 0", "failure 2"]
+
+
 def test_only_chosen_alerts_go_in_parts(cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "MOST_AT_ONCE", 2)
     scheduler = cluster.scheduler(webhooks=(receiver.url,), webhook_alerts=("failed",))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 
@@ -278,11 +279,13 @@ def queued(database: Database) -> list[str]:
         return [f"{v['stage']} {v['arm']} {v['learning_rate']:g} {v['seed']}" for r in runs if (v := r.group_values)]
 
 
-def end_all(database: Database, accuracy: dict[str, float], state: RunState = RunState.SUCCEEDED, **more: Any) -> None:
+def end_all(
+    database: Database, accuracy: dict[str, float | None], state: RunState = RunState.SUCCEEDED, **more: Any
+) -> None:
     """End every queued run; accuracy: by arm."""
     with database.writing() as session:
         for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED)):
-            run.state, run.score = state, accuracy[run.group_values["arm"]]
+            run.state, run.score, run.ended_at = state, accuracy[run.group_values["arm"]], float(run.number)
             for name, value in more.items():
                 setattr(run, name, value)
 
@@ -339,6 +342,80 @@ def test_a_failed_run_is_named_until_retried_and_one_that_diverges_is_a_result(
     assert client.get(made.headers["location"]).json()["failed"] == []
 
 
+def test_a_run_without_a_score_is_no_result(client: TestClient, database: Database, scheduler: Scheduler) -> None:
+    """Rates without a score would all count as 0, and the first of them as the best."""
+    made = client.post(f"{API}/studies", json=BODY)
+    ids = [run["id"] for run in client.get(f"{API}/groups/{made.json()['group']['id']}").json()["runs"]]
+    end_all(database, {"grpo": None, "gxpo": 0.4})
+    scheduler.tick()
+    assert queued(database) == ["ladder gxpo 2e-05 7"]
+    study = client.get(made.headers["location"]).json()
+    assert (study["runs_done"], study["failed"]) == (1, ids[:1])
+    assert client.delete(f"{API}/runs/{ids[0]}").status_code == 204
+    scheduler.tick()
+    assert queued(database) == ["ladder gxpo 2e-05 7", "ladder grpo 1e-05 7"]
+
+
+@pytest.mark.each_database
+def test_the_points_of_a_search_stay_those_that_were_queued(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    """They are numbered by the order of the settings, which PostgreSQL does not keep in JSON."""
+    settings = {
+        "learner.optimizer.learning_rate": [1e-5, 2e-5, 4e-5],
+        "learner.optimizer.schedule": ["constant", "linear"],
+        "learner.mini_batches": [1, 2],
+    }
+    search = {"settings": settings, "runs": 4, "seeds": [7], "backward_passes": 6}
+    body = {name: value for name, value in STUDY.items() if name != "ladder"} | {"search": search}
+    made = client.post(f"{API}/studies", json={"toml": tomli_w.dumps(body)})
+    assert len(queued(database)) == 8, made.text
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    scheduler.tick()
+    assert [line.split()[0] for line in queued(database)] == ["report"] * 4
+    study = client.get(made.headers["location"]).json()
+    assert (study["group"]["num_runs"], study["runs_done"]) == (12, 8)
+    assert [*study["study"]["search"]["settings"]] == [*settings]
+
+
+def test_a_study_goes_on_when_a_run_ends_and_another_is_deleted(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    """As many runs have ended as before."""
+    group = client.post(f"{API}/studies", json=BODY).json()["group"]["id"]
+    grpo, gxpo = (run["id"] for run in client.get(f"{API}/groups/{group}").json()["runs"])
+    runs.change(database, grpo, state=RunState.FAILED, reason="training_error", ended_at=100.0)
+    scheduler.tick()
+    assert queued(database) == ["ladder gxpo 1e-05 7"]
+    assert client.delete(f"{API}/runs/{grpo}").status_code == 204
+    runs.change(database, gxpo, state=RunState.SUCCEEDED, score=0.4, ended_at=200.0)
+    scheduler.tick()
+    assert queued(database) == ["ladder grpo 1e-05 7", "ladder gxpo 2e-05 7"]
+
+
+@pytest.mark.each_database
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # SQLite has one writer
+def test_a_study_that_is_cancelled_while_its_next_runs_are_queued_is_cancelled_with_them(
+    client: TestClient, database: Database, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = client.post(f"{API}/studies", json=BODY).json()["group"]["id"]
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    cancels: list[Future[Any]] = []
+    with ThreadPoolExecutor(1) as pool, database.autocommit_connection() as connection:
+
+        def study_of(of: Group) -> Any:
+            """The scheduler has just seen that the study is not cancelled."""
+            cancels.append(pool.submit(client.post, f"{API}/groups/{group}/cancel"))
+            until(lambda: cancels[0].done() or connection.scalar(WAITING) == 1, "the cancellation to end or to wait")
+            return real(of)
+
+        real = studies.study_of
+        monkeypatch.setattr(studies, "study_of", study_of)
+        scheduler.tick()
+        by_state = cancels[0].result().raise_for_status().json()["by_state"]
+    assert (by_state, queued(database)) == ({"succeeded": 2, "cancelled": 2}, [])
+
+
 def test_a_bad_study_is_refused_and_queues_nothing(client: TestClient, database: Database) -> None:
     arms, ladder = STUDY["arms"], STUDY["ladder"]
     # The floats end at 1.8e308.
@@ -377,8 +454,9 @@ def test_a_study_of_another_version_is_a_conflict_and_stops_no_other(
 ) -> None:
     old, other = (client.post(f"{API}/studies", json=BODY).json()["group"]["id"] for _ in range(2))
     with database.writing() as session:
-        group = session.scalars(select(Group).where(Group.id == old)).one()
-        group.spec = group.spec | {"study": group.spec["study"] | {"budget": 3}}
+        for group in session.scalars(select(Group)):
+            study = json.loads(group.spec["study"])  # stored as an object by earlier versions
+            group.spec = group.spec | {"study": study | {"budget": 3} if group.id == old else study}
     refused = client.get(f"{API}/studies/{old}")
     assert (refused.status_code, "is of another version of gxpo" in refused.json()["detail"]) == (409, True)
     end_all(database, {"grpo": 0.3, "gxpo": 0.4})

@@ -68,7 +68,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("metrics", metric_row(1, a=10**400), "not a number"),
     ("metrics", metric_row(1, **{"n" * 201: 1.0}), "200|at least 1"),
     ("metrics", metric_row(1, **{"": 1.0}), "200|at least 1"),
-    ("metrics", metric_row(1, **{f"n{i}": 1.0 for i in range(501)}), "500"),
     ("metrics", [], "object"),
     ("samples", sample_row(1, prompt_id="p" * 301), "prompt_id"),
     ("samples", sample_row(1, response="x" * 1_000_001), "response"),
@@ -119,7 +118,7 @@ def test_what_is_no_batch_is_refused(data: bytes) -> None:
 
 
 def test_the_longest_rows_are_accepted() -> None:
-    metrics = {"n" * 200: 0.5} | {f"n{i}": 1.0 for i in range(499)}
+    metrics = {"n" * 200: 0.5} | {f"n{i}": 1.0 for i in range(20_000)}
     sample = sample_row(0, prompt_id="p" * 300, response="x" * 1_000_000, verdict="v" * 20, length=2**31 - 1)
     event = event_row("k" * 60, "m" * 20_000, deep=json.loads("[" * 31 + "]" * 31))
     evaluation = evaluation_row(0, benchmark="b" * 200)
