@@ -2,7 +2,7 @@
 # Create VENV and install the locked lists into it, then the project itself, editable. Called by `make setup`.
 #
 # usage: install.sh VENV DEVICE             DEVICE is cpu or gpu
-#        install.sh VENV DEVICE packages    only that device's list, into an environment that exists: for images
+#        install.sh VENV DEVICE packages    only that device's list, with bytecode, into an existing environment: for images
 #
 # uv installs the lists when pip can get it (40 s instead of 160 s on two cores), under pip's own settings for
 # indexes, link folders and certificates; without uv, pip installs the same lists. Builds of torch that are on
@@ -93,5 +93,10 @@ if [ "$device" = gpu ] && grep -q '^torch==.*+cpu' <<<"$("${pip[@]}" freeze)"; t
     echo "setup: a configured place has $torch+cpu; fetching the build with CUDA"
     with_uv --reinstall "${torch/==/===}" || with_uv --reinstall --torch-backend="$backend" "$torch" || give_up
 fi
-[ "$part" = packages ] || "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable .
+if [ "$part" = packages ]; then
+    # Containers write no bytecode: every process would compile torch, vLLM and the rest. Templates do not compile.
+    "$venv/bin/python" -m compileall -qq -j 0 "$venv"/lib/python3*/site-packages || true
+else
+    "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable .
+fi
 echo "setup: done"

@@ -228,8 +228,8 @@ class Client:
         return self.api.get("/compare", runs=_ids(runs), **options)
 
     def _export(self, part: str, runs: str | Sequence[str]) -> DataFrame:
-        query = {"runs": _ids(runs), "format": "csv", "parts": part}
-        return pandas.read_csv(io.BytesIO(self.api.request("GET", "/export", params=parameters(query)).content))
+        query = parameters({"runs": _ids(runs), "format": "csv", "parts": part})
+        return pandas.read_csv(io.BytesIO(self.api.request("GET", "/export", params=query, retry=True).content))
 
 
 def _ids(runs: str | Sequence[str]) -> list[str]:

@@ -259,7 +259,8 @@ class Client:
         return list(self.get("/runs", run, "evaluations", per_problem=False)["items"])
 
     def checkpoint_zip(self, run: str, step: int) -> bytes:
-        return self.request("GET", "/runs", run, "checkpoints", str(step), "download", timeout=_DOWNLOAD_S).content
+        parts = ("/runs", run, "checkpoints", str(step), "download")
+        return self.request("GET", *parts, retry=True, timeout=_DOWNLOAD_S).content
 
     def heat_map(self, group: str, **query: Any) -> Json | None:
         """Heat map of a sweep; None when it does not vary two settings."""
@@ -271,7 +272,7 @@ class Client:
     def export(self, runs: Sequence[str], form: str) -> bytes:
         """A zip archive of the runs' metrics and evaluations as csv or jsonl."""
         query = parameters({"runs": list(runs), "format": form})
-        return self.request("GET", "/export", params=query, timeout=_DOWNLOAD_S).content
+        return self.request("GET", "/export", params=query, retry=True, timeout=_DOWNLOAD_S).content
 
     def _headers(self) -> dict[str, str]:
         token = self._token or ""

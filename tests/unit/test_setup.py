@@ -37,6 +37,7 @@ exec "$(dirname "$0")/python" -m pip install --quiet --no-deps --force-reinstall
 def save_wheel(folder: Path, name: str, version: str, **scripts: str) -> None:
     info = f"{name}-{version}.dist-info"
     files = {
+        f"{name}.py": "",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         **{f"{name}-{version}.data/scripts/{script}": text for script, text in scripts.items()},
@@ -73,6 +74,18 @@ def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(tmp_pa
     assert f"--find-links {tmp_path} " in lists
     assert lists.endswith(" -r requirements/cpu.txt")
     assert torch.endswith(" --torch-backend=cpu torch==2.13.0+cpu")
+
+
+@pytest.mark.long("makes an environment")
+def test_an_image_gets_bytecode_because_its_containers_write_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as in the image
+    for name, version in (("torch", "2.13.0+cpu"), ("sample", "1.0")):
+        save_wheel(tmp_path, name, version)
+    (tmp_path / "calls").touch()
+    install(tmp_path, "cpu")
+    assert list(tmp_path.glob("venv/lib/python3*/site-packages/__pycache__/sample.*.pyc"))
 
 
 @pytest.mark.long("makes an environment")

@@ -282,12 +282,16 @@ def _shape(config: RunConfig, setting: str = "model.path") -> ModelShape:
     from gxpo_trainer.planner.architectures import check_model
     from gxpo_trainer.planner.inputs import read_shape, shape_of
 
-    try:
+    where = f"{setting} = {config.model.path!r}"
+    with contextlib.suppress(ConfigError):  # a hub name, or a folder that config_json refuses
         return read_shape(config.model.path, setting)
-    except ConfigError:
+    try:
         body = config_json(config.model)
+    except ImportError:
+        fix = "install huggingface_hub, or use a local folder"
+        raise ConfigError(f"{where}: its config is on the hub; {fix}") from None
     check_model(body, config)
-    return shape_of(body, f"{setting} = {config.model.path!r}")
+    return shape_of(body, where)
 
 
 def register_eval(subparsers: Subparsers) -> None:

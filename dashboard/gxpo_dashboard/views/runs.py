@@ -32,7 +32,7 @@ PREVIEWED = ("reward/mean", EVALUATED)
 _MOST_PREVIEWED = 8
 SAVED: dict[str, Json] = {
     "All runs": {},
-    "Active": {"state": ["queued", "starting", "running", "recovering", "pausing"]},
+    "Active": {"state": ["queued", "starting", "running", "recovering", "pausing", "cancelling"]},
     "Failed": {"state": ["failed"], "cols": ["name", "state", "rule", "reason", "step", "created", "tags"]},
     "Most accurate": {"sort": "score_best"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -35,13 +36,13 @@ def runs(args: argparse.Namespace, client: Client) -> None:
 
 def show(args: argparse.Namespace, client: Client) -> None:
     run = client.run(*resolve(client, args.runs))
+    if args.json:
+        output(args, run["config"] if args.config else run)
+        return
     if args.config:
         from gxpo_trainer.config.io import build, to_toml
 
         print(to_toml(build(run["config"])), end="")
-        return
-    if args.json:
-        output(args, run)
         return
     newest = client.all_of("/runs", run["id"], "events", limit=_LAST_EVENTS, order="desc")
     headline = client.get("/runs", run["id"], "headline")["text"]
@@ -52,7 +53,7 @@ def show(args: argparse.Namespace, client: Client) -> None:
 def logs(args: argparse.Namespace, client: Client) -> None:
     """Print a log; with -f until the run has ended. The state is read before the log, so that no last lines are missed.
 
-    With -f an outage of the service is waited for.
+    With -f an outage of the service is waited for. With --json each section is a line.
     """
     (run_id,) = resolve(client, args.runs)
     offset, is_away = 0, False
@@ -69,8 +70,11 @@ def logs(args: argparse.Namespace, client: Client) -> None:
             time.sleep(1.0)
             continue
         is_away, offset = False, section["next_offset"]
-        # Unchanged to a file or pipe, and without control sequences to a terminal.
-        print(plain(section["text"]) if sys.stdout.isatty() else section["text"], end="", flush=True)
+        if not args.json:
+            # Unchanged to a file or pipe, and without control sequences to a terminal.
+            print(plain(section["text"]) if sys.stdout.isatty() else section["text"], end="", flush=True)
+        elif section["text"]:
+            print(json.dumps(section, ensure_ascii=False), flush=True)
         if not section["text"]:
             if ended:
                 return
@@ -111,8 +115,10 @@ def export(args: argparse.Namespace, client: Client) -> None:
 
 
 def clone(args: argparse.Namespace, client: Client) -> None:
+    from gxpo_services.cli.submit import absolute_overrides
+
     (original,) = resolve(client, args.runs)
-    run = client.act(original, "clone", {"overrides": args.set, "name": args.name})
+    run = client.act(original, "clone", {"overrides": absolute_overrides(args.set, client), "name": args.name})
     output(args, [run], _origin(run))
 
 

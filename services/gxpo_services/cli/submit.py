@@ -14,11 +14,11 @@ from gxpo_client.formats import number_of
 from gxpo_services.cli.common import confirm, one_line, output
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
-from gxpo_trainer.config.io import load_preset, load_run, to_toml
+from gxpo_trainer.config.io import load_preset, load_run, parse_override, to_toml
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import local_path, plain
-from gxpo_trainer.studies.definition import largest_cost, load_study
+from gxpo_trainer.studies.definition import check_arms, largest_cost, load_study
 
 _PATHS = (
     "model.path",
@@ -69,9 +69,34 @@ def _absolute(value: Any, names: list[str]) -> Any:
     if isinstance(value, list | tuple):
         return [_absolute(item, names) for item in value]
     if isinstance(value, dict):
-        return value | {names[0]: _absolute(value[names[0]], names[1:])}
-    path = local_path(value or "")
-    return str(path.resolve()) if value and value not in _WORDS and path.exists() else value
+        return {name: _absolute(item, names[1:]) if [name] == names[:1] else item for name, item in value.items()}
+    if isinstance(value, str) and value and value not in _WORDS and local_path(value).exists():
+        return str(local_path(value).resolve())
+    return value
+
+
+def absolute_overrides(overrides: list[str], client: Client) -> list[str]:
+    """Overrides `a.b=c`, in which paths are absolute as in `run_body`."""
+    parsed = [(text, *parse_override(text)) for text in overrides]
+    changed = [(text, name, value, _absolute_setting(name, value, client)) for text, name, value in parsed]
+    return [text if new == value else f"{name}={_inline(new)}" for text, name, value, new in changed]
+
+
+def _absolute_setting(name: str, value: Any, client: Client) -> Any:
+    """A setting's value or values, in which paths are absolute as in `run_body`."""
+    for path in _PATHS if is_loopback(client.url) else ():
+        if f"{path}.".startswith(f"{name}."):
+            value = _absolute(value, path.split(".")[name.count(".") + 1 :])
+    return value
+
+
+def _inline(value: Any) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_inline(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return tomli_w.dumps({"value": value}).partition(" = ")[2].strip()
 
 
 def _check(args: argparse.Namespace, client: Client, body: Json) -> int:
@@ -103,7 +128,8 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
         return
     config = load_preset(args.preset, args.set) if args.preset else load_run(args.config, args.set)
     body = run_body(config, client) | _about(args) | {"control": args.control, "preset": args.predefined}
-    body |= {"base": {"toml": body.pop("toml")}, "grid": dict(map(_grid_axis, args.grid)), "seeds": args.seeds}
+    grid = {name: _absolute_setting(name, values, client) for name, values in map(_grid_axis, args.grid)}
+    body |= {"base": {"toml": body.pop("toml")}, "grid": grid, "seeds": args.seeds}
     plan = client.post("/sweeps/validate", body=body)
     if not plan["valid"]:
         raise _invalid("sweep", plan)
@@ -120,16 +146,24 @@ def sweep(args: argparse.Namespace, client: Client) -> None:
 
 
 def _study(args: argparse.Namespace, client: Client) -> None:
+    others = ("name", "set", "grid", "seeds", "predefined", "control")
+    if given := [f"--{name}" for name in others if getattr(args, name)]:
+        raise ConfigError(f"the study file determines all runs; remove {', '.join(given)}")
     study = load_study(args.study)
+    check_arms(study)
     runs, passes = largest_cost(study)
     if not args.json:
         print(f"{study.title}: {len(study.arms)} arms, at most {runs} runs and {passes} backward passes")
+    elif args.check:
+        output(args, {"runs": runs, "backward_passes": passes})
     if args.check:
         return
     confirm(f"Submit study {study.name}?", args.yes, "submitted")
-    text = tomli_w.dumps(study.model_dump(exclude_none=True))
-    body = {"toml": text, "tags": args.tags, "notes": args.notes, "priority": args.priority}
-    submitted = client.submit(body, to="/studies")
+    body: Any = study.model_dump(exclude_none=True)
+    for part in (body, *body["arms"].values()):
+        part["overrides"] = absolute_overrides(part["overrides"], client)
+    about = {"tags": args.tags, "notes": args.notes, "priority": args.priority}
+    submitted = client.submit({"toml": tomli_w.dumps(body)} | about, to="/studies")
     group = submitted["group"]
     output(args, submitted, group["id"], f"{group['num_runs']} runs queued; the others follow as these end")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,20 @@ def test_memory_time_cost_and_assumptions_are_printed_and_a_run_that_cannot_fit_
     message = gxpo.error(2, "plan", paper, "--gpu", "h1000")
     assert "there is no device 'h1000'" in message
     assert "h100-80, h100-94, h200-141, b200-180, a100-40" in message
+
+
+def test_a_model_is_planned_without_the_packages_of_the_trainer_unless_its_config_is_on_the_hub(
+    paper: Path, gxpo: Gxpo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert gxpo("plan", paper, "--gpu", "h100-80") == 0
+    gxpo.printed()
+    plan = ("plan", paper, "--gpu", "h100-80", "--set")
+    message = gxpo.error(2, *plan, "model.path=mine/Qwen2-9B")
+    assert "model.path = 'mine/Qwen2-9B': its config is on the hub; install huggingface_hub, or use a local" in message
+    message = gxpo.error(2, *plan, f"model.path={tmp_path}")
+    assert str(tmp_path) in message
+    assert "huggingface_hub" not in message
 
 
 def test_a_host_is_planned_with_its_own_memory(tmp_path: Path, gxpo: Gxpo) -> None:

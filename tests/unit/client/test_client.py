@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+import gxpo
 from gxpo_client import client as module, formats
 from gxpo_client.client import Client, ResponseCache, connect
 from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, Refused, ServiceError, ServiceUnavailable
@@ -123,6 +124,19 @@ def test_an_unavailable_service_is_retried(service: Service, client: Client) -> 
     assert client.get("/presets") == []
 
 
+def test_exports_and_downloads_are_retried_as_every_read(service: Service, now: list[float]) -> None:
+    client = gxpo.Client("http://127.0.0.1:8000")
+    client.api = client_of(service, patience_s=60.0)
+    table = "run,step,benchmark,metric,value\nr1,1,math,pass@1,0.25\n"
+    answers = {"/export": table, "/runs/r1/checkpoints/10/download": "zip"}
+    service.answers = {path: [(503, "<html>proxy</html>"), (200, text)] for path, text in answers.items()}
+    assert client.api.export(["r1"], "csv").decode() == table
+    assert client.api.checkpoint_zip("r1", 10) == b"zip"
+    for call in (client.metrics, client.evaluations):
+        service.answers["/export"] = [(503, "<html>proxy</html>"), (200, table)]
+        assert list(call("r1").iloc[0]) == [0.25]
+
+
 def invalid(detail: str, **errors: str) -> Answer:
     named = [{"field": field.replace("__", "."), "message": message} for field, message in errors.items()]
     return 422, {"title": "Invalid request", "detail": detail, "errors": named}
@@ -135,8 +149,10 @@ def invalid(detail: str, **errors: str) -> Answer:
         ((404, {"title": "Not found", "detail": "there is no run r1"}), NotFound, 1, "there is no run r1"),
         (invalid("two", seed="is bad", rule__k="is 0"), InvalidRequest, 2, "two\n  seed: is bad\n  rule.k: is 0"),
         (invalid("sort: bad", sort="bad"), InvalidRequest, 2, "Invalid request\n  sort: bad"),
-        *(((403, {"title": "Forbidden", "errors": errors, "left_out": 3}), Refused, 1, "Forbidden")
-          for errors in (["permission denied"], {"url": ["bad"]}, 3)),
+        *(
+            ((403, {"title": "Forbidden", "errors": errors, "left_out": 3}), Refused, 1, "Forbidden")
+            for errors in (["permission denied"], {"url": ["bad"]}, 3)
+        ),
         ((500, "<html>"), Refused, 1, "the service responded with 500: Internal Server Error"),
         ((200, "html"), Refused, 1, f"the answer of {URL}/runs/r1 is not from a gxpo service; check --url or GXPO_URL"),
     ],

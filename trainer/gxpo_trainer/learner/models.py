@@ -94,10 +94,10 @@ def pin_revision(config: ModelConfig) -> ModelConfig:
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """The config.json of `model.path`; of a hub name it alone is downloaded. Raises ConfigError."""
-    from huggingface_hub import hf_hub_download
-
     folder = local_model(config)
     if folder is None:
+        from huggingface_hub import hf_hub_download
+
         with _hub_errors(config):
             folder = Path(hf_hub_download(config.path, "config.json", revision=config.revision)).parent
     return read_config(folder, config.path)

@@ -72,6 +72,12 @@ def test_files_that_are_here_travel_as_absolute_paths_and_one_key_makes_one_run(
     assert (config["data"]["source"], config["evaluation"]["benchmarks"]) == (here, [here])
     assert config["model"]["path"] == "starter"
     assert once["id"] == again["id"]
+    Path("other.jsonl").write_text('{"problem": "2+2", "answer": "4"}\n')
+    (cloned,) = gxpo.json("clone", once["id"], "--set", "data.source=other.jsonl", "--set", "name=other")
+    assert (cloned["config"]["data"]["source"], cloned["name"]) == (str(tmp_path / "work" / "other.jsonl"), "other")
+    assert gxpo("sweep", "run.toml", "--grid", "data.source=mine.jsonl,other.jsonl", "--yes") == 0
+    swept = gxpo.json("runs", "--group", gxpo.printed().out.split()[-1])
+    assert {run["group_values"]["data.source"] for run in swept} == {here, cloned["config"]["data"]["source"]}
     assert "mine" in gxpo.error(1, "submit", "--preset", "demo-grpo", "--key", "mine")
 
 
@@ -105,7 +111,7 @@ def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Gxpo) -> None:
 STUDY = """
 name = "mine"
 title = "GRPO or GXPO?"
-overrides = ["data.source=mine.jsonl", 'evaluation.benchmarks=["mine.jsonl"]', "budget.hours=1"]
+overrides = ['evaluation.benchmarks=["mine.jsonl"]', "budget.hours=1"]
 baseline = "grpo"
 seeds = [0, 1]
 backward_passes = 60
@@ -118,7 +124,7 @@ backward_passes = 30
 
 [arms.grpo]
 label = "GRPO"
-overrides = ["learner.rule.name=grpo", 'data.source="./mine.jsonl"']
+overrides = ["learner.rule.name=grpo", "data.source=./mine.jsonl"]
 
 [arms.gxpo]
 label = "GXPO K=5"
@@ -137,14 +143,14 @@ def test_a_study_is_submitted_with_the_paths_that_the_files_have_here(gxpo: Gxpo
         "GRPO or GXPO?: 2 arms, at most 8 runs and 360 backward passes\n"
     )
     for words in (("--name", "x"), ("--grid", "seed=1,2"), ("--seeds", "0-2"), ("--predefined", "k"), ("--control",)):
-        assert f"the study file determines all runs; remove {words[0]}" in gxpo.error(2, "sweep", "--study", "s", *words)
-    both = gxpo.error(2, "sweep", "--study", "s", "--set", "seed=1", "--control")
-    assert both == "gxpo: the study file determines all runs; remove --set, --control\n"
+        refusal = gxpo.error(2, "sweep", "--study", "study.toml", "--set", "seed=1", *words)
+        assert refusal.startswith("gxpo: the study file determines all runs; remove ")
+        assert {"--set", words[0]} == set(refusal.partition("remove ")[2].strip().split(", "))
     assert gxpo.json("runs") == []
 
     submitted = gxpo.json("sweep", "--study", "study.toml", "--yes", "--tags", "t")
     here = str(tmp_path / "work" / "mine.jsonl")
-    assert submitted["study"]["overrides"][2] == "budget.hours=1"
+    assert submitted["study"]["overrides"][1] == "budget.hours=1"
     by_rule = {run["rule"]: gxpo.json("show", run["id"]) for run in gxpo.json("runs")}
     configs = {rule: run["config"] for rule, run in by_rule.items()}
     assert [config["evaluation"]["benchmarks"] for config in configs.values()] == [[here]] * len(configs)

@@ -15,7 +15,8 @@ from gxpo_dashboard.charts.base import Chart
 from gxpo_dashboard.charts.scores import published_scores, score_table
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.views.records import in_context
-from gxpo_services.run_states import RunState
+from gxpo_dashboard.views.runs import SAVED
+from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.runs import listing
 from gxpo_trainer.errors import REASONS
 
@@ -195,6 +196,10 @@ def test_words_that_differ_have_a_background_and_all_text_is_escaped() -> None:
 def test_every_state_and_reason_has_words() -> None:
     assert set(labels.STATES) == set(RunState)
     assert set(REASONS) <= set(labels.REASONS)
+
+
+def test_the_active_runs_are_those_that_execute_or_wait() -> None:
+    assert set(SAVED["Active"]["state"]) == {*EXECUTING, RunState.QUEUED}
 
 
 def test_names_that_repeat_are_told_apart() -> None:
