@@ -46,9 +46,10 @@ INTRODUCTION = """# Metrics
 For readers of curves: every metric that a run can report, by its full name. The dashboard, the API, exports and
 `metrics.jsonl` use the same names.
 
-One row a step in `metrics.jsonl`, keyed by (attempt, step): `{"attempt", "step", "time", "metrics": {name: value}}`. A
-value that does not exist at a step is left out, never 0. NaN and infinities are the strings "NaN", "Infinity",
-"-Infinity". `gxpo_trainer.reporting.reading.read_metrics` gives one history: from the first step that a later attempt
+A row of `metrics.jsonl` is `{"attempt", "step", "time", "metrics": {name: value}}`. A step has one or more: its
+evaluation and its checkpoint add rows of their own, and those of equal (attempt, step) belong together. A value that
+does not exist at a step is left out, never 0. NaN and infinities are the strings "NaN", "Infinity", "-Infinity".
+`gxpo_trainer.reporting.reading.read_metrics` gives one history: from the first step that a later attempt
 reported on, it replaces the earlier ones. With `learner.mini_batches` > 1, metrics of the update (`update/norm`,
 `grad/`, `gxpo/`, `policy/`) are means over the mini-batches; the gate judges the mean of their values once a training
 step.

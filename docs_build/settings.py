@@ -20,7 +20,8 @@ INTRODUCTION = """# Configuration
 
 <!-- Written by `make docs` from the settings classes; edit the descriptions there. -->
 
-A run is one TOML or JSON file. Every setting has a default, an unknown one is an error, and `gxpo config` helps:
+A run is one TOML or JSON file. A setting has a default or is marked required, an unknown one is an error, and
+`gxpo config` helps:
 
 ```
 gxpo config --list-presets
@@ -102,11 +103,19 @@ def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[st
     return missing
 
 
-def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = False) -> list[str]:
+def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = False, chosen: str = "") -> list[str]:
     """A table of the model's own settings, then one section for each of its parts.
 
-    one_of_several: other classes may be there in its place, which its name chooses.
+    one_of_several: other classes may be there in its place, which its name chooses. chosen: that choice in the sections
+    around it, for the title.
     """
+    title = f"{prefix.rstrip('.') or 'The run'}{chosen}"
+    key = "surrogate" if issubclass(model, LossSettings) else "name"
+    kind = model.model_fields.get(key)
+    if one_of_several and kind is not None and _is_choice(kind.annotation):
+        names = " or ".join(map(_literal, typing.get_args(kind.annotation)))
+        title += f" with {key} = {names}"
+        chosen = f" with {prefix}{key} = {names}"
     own, parts, schema = [], [], model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
         models = submodels(field.annotation)
@@ -115,13 +124,8 @@ def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = Fal
             cells = (f"`{prefix}{name}`", kind_of(schema[name], WORDS, _literal), default, field.description or "")
             own.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         for part in models:
-            parts += _sections(part, f"{prefix}{name}.", one_of_several=len(models) > 1)
-    title = prefix.rstrip(".") or "The run"
-    key = "surrogate" if issubclass(model, LossSettings) else "name"
-    kind = model.model_fields.get(key)
-    if one_of_several and kind is not None and _is_choice(kind.annotation):
-        title += f" with {key} = " + " or ".join(map(_literal, typing.get_args(kind.annotation)))
-    intro = (model.__doc__ or "").strip().splitlines()[0]
+            parts += _sections(part, f"{prefix}{name}.", one_of_several=len(models) > 1, chosen=chosen)
+    intro = " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
     table = ["| setting | values | default | meaning |", "|---|---|---|---|", *own]
     return [f"\n## {title}\n\n{intro}\n\n" + "\n".join(table) + "\n", *parts]
 

@@ -112,6 +112,17 @@ class ServiceSettings(BaseSettings):
     def _absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().resolve() for path in value)
 
+    @field_validator(
+        "allowed_plugins", "allowed_rewards", "allowed_environments", "allowed_reward_urls", "allowed_environment_urls"
+    )
+    @classmethod
+    def _without_comma(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if "," in entry:  # trainers get each list with its entries separated by commas
+                fix = "start the command from a script, or write %2C in an address"
+                raise ValueError(f"{entry!r} has a comma, which separates the entries for trainers; {fix}")
+        return value
+
     @property
     def allowlists(self) -> dict[str, str]:
         """Environment variables that keep a process from importing custom components that are not listed here

@@ -29,7 +29,7 @@ from gxpo_trainer.config.io import build, load_run, to_toml
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.environments.loading import load_environment
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.grading.rewards import Scorer
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reporter import RunReporter
@@ -104,7 +104,7 @@ def test_an_advantage_that_breaks_its_contract_is_named(returned: list[list[floa
     made = mock.Mock(return_value=lambda groups: [np.array(values) for values in returned])
     with (
         mock.patch("gxpo_trainer.algo.batch.implementation", return_value=made),
-        pytest.raises(ValueError, match=rf'learner\.advantage\.name = "from_best" returned .*{complaint}'),
+        pytest.raises(TrainingError, match=rf'learner\.advantage\.name = "from_best" returned .*{complaint}'),
     ):
         step_advantages([[1.0, 0.0]], settings.loss, settings.advantage)
 

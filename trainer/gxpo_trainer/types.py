@@ -217,8 +217,8 @@ class Verdict:
 
     extracted: the final answer in the response, None if there is none. seconds: wall time of the verification. detail:
     explains `unparsed`, `timeout`, `error`, and a `wrong` that evades a verdict. components, score: value of each
-    reward component by label and their weighted sum; None when correctness is the only reward. http: cost of components
-    over HTTP, None in a run without them.
+    reward component by label and their weighted sum; None when correctness of weight 1 is the only reward. http:
+    cost of components over HTTP, None in a run without them.
     """
 
     status: VerdictStatus

@@ -46,6 +46,7 @@ from gxpo_trainer.algo.losses import combine_statistics, policy_loss
 from gxpo_trainer.algo.packing import Layout, MicroBatch, pack
 from gxpo_trainer.config import AdvantageSettings, LossConfig, OptimizerConfig
 from gxpo_trainer.config.run import MaxRLAdvantageConfig, ShrinkageAdvantageConfig
+from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerdictStatus
 
@@ -324,7 +325,7 @@ def test_advantages_by_hand() -> None:
     assert (of_group([0.1] * 7, epsilon=1e-20) == 0).all()
     with pytest.raises(ValueError, match="not finite"):
         of_group([1.0, float("nan")])
-    with pytest.raises(ValueError, match="maxrl"):
+    with pytest.raises(TrainingError, match="maxrl"):
         step_advantages([[1.0, -1.0]], LossConfig(), MaxRLAdvantageConfig())
 
 

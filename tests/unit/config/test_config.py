@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.bounds import unbounded
 
-from docs_build.settings import undescribed
+from docs_build.settings import render_page, undescribed
 from gxpo_trainer.config import GxpoRule, RunConfig, Settings
 from gxpo_trainer.config.engines import choose_transport
 from gxpo_trainer.config.io import build
@@ -154,6 +154,13 @@ def test_the_automatic_scale_clamp_is_one_to_half_k_plus_one() -> None:
 
 def test_every_setting_has_a_description() -> None:
     assert undescribed() == []
+
+
+def test_the_sections_of_the_settings_page_have_their_own_titles_and_whole_sentences() -> None:
+    titles, intros = zip(*re.findall(r"^## (.*)\n\n(.*)\n\n\| setting \| values", render_page(), re.M), strict=True)
+    assert len(titles) > 30
+    assert sorted(set(titles)) == sorted(titles)
+    assert [intro for intro in intros if not intro.endswith(".")] == []
 
 
 @pytest.mark.parametrize(

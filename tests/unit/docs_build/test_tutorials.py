@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.reward_server import ask, isolated
 from support.tiny_families import save_own_model
-from support.walkthrough import Reader, install_the_rule, titled
+from support.walkthrough import Reader, blocks, install_the_rule, titled
 
 from gxpo_trainer.algo.batch import step_advantages
 from gxpo_trainer.config.io import build, load_run
@@ -90,10 +90,40 @@ def test_the_ranking_judge_compares_each_pair_in_both_orders(tmp_path: Path) -> 
         assert rewards(judge, "4", per="group") == [0.5]
 
 
-def test_the_run_file_of_the_page_is_valid_and_names_both_servers(tmp_path: Path) -> None:
+def test_the_run_file_of_the_page_is_valid_and_its_data_have_what_its_servers_need(tmp_path: Path) -> None:
     Reader(tmp_path).follow(PAGE)
     config = load_run(tmp_path / "judged.toml")
-    assert [reward.label for reward in config.verifier.rewards] == ["correctness", "judge", "sandbox"]
+    # The embedded problems have no tests, so the sandbox would refuse every response.
+    assert config.data.source == "word_problems"
+    assert [reward.label for reward in config.verifier.rewards] == ["correctness", "judge"]
+    (started,) = (block.text for block in blocks(PAGE) if ".venv/bin/gxpo train judged.toml" in block.text)
+    assert f"GXPO_REWARD_URLS={config.verifier.http_rewards[0].url}\n" in started
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "models"),
+    [
+        ("sft.md", "sft.toml", ["my-model"]),
+        ("sandbox.md", "functions.toml", ["my-model"]),
+        ("distillation.md", "distil.toml", ["my-small-model", "my-large-model"]),
+        ("environments.md", "guessing.toml", []),
+    ],
+)
+def test_a_run_file_of_a_page_is_planned_and_leaves_room_for_a_real_response(
+    page: str, name: str, models: list[str], tmp_path: Path
+) -> None:
+    for model in models:
+        save_own_model(tmp_path / model)
+    (tmp_path / "problems.jsonl").write_text('{"problem": "1 + 1?"}\n')
+    reader = Reader(tmp_path)
+    for title, text in titled(page).items():
+        reader.write(title, text)
+    reader.run("bash", f".venv/bin/gxpo config --check {name}\n.venv/bin/gxpo plan {name}")
+    config = load_run(tmp_path / name)
+    if page == "sft.md":  # as `gxpo sft` would run it
+        assert (config.rollout.source, config.learner.rule.name) == ("dataset", "grpo")
+    elif models:
+        assert config.rollout.max_new_tokens == 1024
 
 
 def test_the_problems_of_the_sandboxs_page_have_tests_that_a_solution_passes(tmp_path: Path) -> None:

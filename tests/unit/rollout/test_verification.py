@@ -93,6 +93,18 @@ def test_with_correctness_alone_the_workers_judge_only_what_no_environment_did()
     assert [verdict.extracted for verdict in verdicts] == [None, None, "5", "6"]
 
 
+@pytest.mark.parametrize("others", [(), (RewardConfig(name="format"),)])
+def test_the_weight_of_correctness_alone_scales_what_the_environment_gave(others: tuple[RewardConfig, ...]) -> None:
+    samples = (played("5", 0.25), played("5", -1.0), played("5", end="error"), played(RIGHT), single("6"))
+    rewards = (RewardConfig(weight=0.5), *others)
+    verdicts = score(rewards, group(*samples, rewards=("correctness",) if others else ()))
+    assert [verdict.reward for verdict in verdicts] == [0.125, -0.5, None, 0.5, 0.0]
+    assert [verdict.reward_components for verdict in verdicts] == [
+        {"correctness": 0.25}, {"correctness": -1.0}, {}, {"correctness": 1.0}, {"correctness": 0.0}
+    ]  # fmt: skip
+    assert score(rewards, group(played("5", 0.25)), components=False)[0].reward == 0.25, "evaluations have no weights"
+
+
 CLASS = '''
 class Turns:
     """Turns of the conversation, and a tenth of what the environment gave."""

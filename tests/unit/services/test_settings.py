@@ -74,7 +74,9 @@ def test_an_entry_that_the_trainer_would_divide_at_its_comma_is_refused(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"GXPO_ALLOWED_{kind.upper()}", '["a:B", "http://host:1/x,http://host:2/y"]')
-    with pytest.raises(ConfigError, match=rf"GXPO_ALLOWED_{kind.upper()}: 'http://host:1/x,http://host:2/y' has a comm"):
+    with pytest.raises(
+        ConfigError, match=rf"GXPO_ALLOWED_{kind.upper()}: 'http://host:1/x,http://host:2/y' has a comm"
+    ):
         read_settings()
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import AdvantageSettings, GroupAdvantageConfig, LossSettings, OptimizerConfig
+from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.plugins import implementation
 from gxpo_trainer.types import Metrics, ScoredGroup
 
@@ -101,12 +102,12 @@ class MaxRLAdvantage(GroupAdvantage):
     """(R − mean) / mean of the group: MaxRL, arXiv 2602.02710, algorithm 1; 0 in a group without any reward.
 
     With rewards of 0 and 1 its policy gradient is that of log P(correct) to the order of the group's size. Raises
-    ValueError for a negative reward.
+    TrainingError for a negative reward.
     """
 
     def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
         if any((rewards < 0).any() for rewards in groups):
-            raise ValueError(
+            raise TrainingError(
                 'learner.advantage.name = "maxrl" divides by the mean reward of a group, and a reward is negative; '
                 "remove the component that gives it, or choose another advantage"
             )
@@ -147,7 +148,7 @@ class ShrinkageAdvantage(GroupAdvantage):
 def step_advantages(rewards: Sequence[Rewards], loss: LossSettings, settings: AdvantageSettings) -> list[FloatArray]:
     """Advantages of each group of a step, float64[n], NaN where the reward is None.
 
-    Raises ValueError for a custom advantage that breaks its contract.
+    Raises TrainingError for rewards that the advantage cannot use, and for a custom one that breaks its contract.
     """
     groups = [rewards_array(group) for group in rewards]
     advantage: Advantage = implementation(settings)(settings, loss)
@@ -159,7 +160,7 @@ def step_advantages(rewards: Sequence[Rewards], loss: LossSettings, settings: Ad
         problem = "an advantage that is not finite for a sample with a reward; return a finite number"
     else:
         return [np.where(np.isnan(group), np.nan, values) for group, values in zip(groups, made, strict=True)]
-    raise ValueError(f'learner.advantage.name = "{settings.name}" returned {problem}')
+    raise TrainingError(f'learner.advantage.name = "{settings.name}" returned {problem}')
 
 
 def reward_metrics(groups: Sequence[Rewards]) -> Metrics:

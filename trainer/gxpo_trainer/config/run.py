@@ -236,7 +236,9 @@ class LoggingConfig(Settings):
     project: str = Field(
         "gxpo", min_length=1, max_length=128, description="Project of W&B and Trackio, experiment of MLflow."
     )
-    samples_per_step: int = Field(4, ge=0, le=1000, description="Responses sent of each step; 0: none.")
+    samples_per_step: int = Field(
+        4, ge=0, le=1000, description="Responses sent of each step, out of those to its first four prompts; 0: none."
+    )
 
     @field_validator("trackers", mode="before")
     @classmethod

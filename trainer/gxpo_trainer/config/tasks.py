@@ -47,7 +47,8 @@ Template = Annotated[str, Field(max_length=100_000), AfterValidator(_with_proble
 
 
 class DataSourceConfig(Settings):
-    """A list: one `[[data.sources]]` a data set, in place of `data.source` (docs/models.md)."""
+    """A list: one `[[data.sources]]`, or `[[warm_start.data.sources]]`, a data set, in place of `source`
+    (docs/models.md)."""
 
     path: str = Field(description="As data.source.")
     weight: FiniteFloat = Field(1.0, gt=0, description="Share of the prompts of every step, relative to the others'.")
@@ -224,7 +225,8 @@ class EnvironmentConfig(Settings):
 
 
 class AgentConfig(EnvironmentConfig):
-    """An agent with a loop of its own, which asks the policy by OpenAI's API (docs/agents.md)."""
+    """An agent with a loop of its own, which asks the policy by OpenAI's API (docs/agents.md). It takes none
+    of action_field, observation_field and max_observation_tokens."""
 
     name: Literal["agent"] = AGENT
     command: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
@@ -413,8 +415,8 @@ class VerifierConfig(Settings):
     @property
     def worker_rewards(self) -> tuple[RewardConfig, ...]:
         """Components that the worker processes compute; none when correctness is the only reward, which follows from
-        the verdict: 1 for correct, 0 for wrong."""
-        if self.rewards == (RewardConfig(),):
+        the verdict: 1 for correct, 0 for wrong, or what the environment gave."""
+        if [reward.label for reward in self.rewards] == ["correctness"]:
             return ()
         return tuple(reward for reward in self.rewards if isinstance(reward, RewardConfig))
 

@@ -1,7 +1,7 @@
 """From inputs to a plan: whether every phase fits its device, what to change if not, seconds and cost of the budget.
 
 Advice follows from the counted memory: settings are tried in order until one makes the run fit, first those that leave
-the result as it is (placement, ZeRO, checkpointing, token budget, the sampler's memory), then precision and LoRA.
+the result as it is (placement, the sampler's memory, checkpointing, ZeRO, token budget), then LoRA.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gxpo_trainer.planner.memory import (
 from gxpo_trainer.planner.timing import PlannedSeconds, step_time
 
 MARGIN = 0.15
-"""Relative error of a learner's planned memory. A run that exceeds a device by less is warned about, not refused."""
+"""Relative error of a learner's planned memory. A run that exceeds a device by less is not refused."""
 TOKEN_BUDGETS = (16_384, 8192, TOKEN_BUDGET)
 """Of `learner.token_budget = "auto"` on a GPU. A guess, not measured: that kept activations at the last are faster than
 recomputed ones at the first, as recomputing takes a fifth of a pass by the roofline in docs/benchmarks.md."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,8 +50,13 @@ class VerifierActor:
     async def _scored(self, group: Group, rewards: bool) -> tuple[Verdict, ...]:
         config = self._config.judging(group.prompt)
         verdicts = await self._verdicts(group, rewards and bool(config.worker_rewards))
-        if not (rewards and config.http_rewards):
+        if not rewards:
             return verdicts
+        if not config.http_rewards:
+            if config.worker_rewards or config.rewards[0].weight == 1.0:
+                return verdicts
+            # Correctness alone: its value is the reward, which may be what the environment gave.
+            return tuple(v if v.reward is None else weighed(config, v, v.reward_components) for v in verdicts)
         if self._http is None:
             self._http = make_http_rewards(self._config)
         every = zip(self._config.http_rewards, self._http, strict=True)
@@ -91,12 +96,17 @@ def with_http(config: VerifierConfig, verdict: Verdict, answers: Sequence[HttpAn
     for reward, answer in zip(config.http_rewards, answers, strict=True):
         assert answer.value is not None
         values[reward.label] = answer.value
+    return weighed(config, replace(verdict, http=usage), values)
+
+
+def weighed(config: VerifierConfig, verdict: Verdict, values: Mapping[str, float]) -> Verdict:
+    """The verdict with the values of all components, in the order of the run file, and their weighted sum."""
     components = {reward.label: values[reward.label] for reward in config.rewards}
     score = sum(reward.weight * values[reward.label] for reward in config.rewards)
     if not math.isfinite(score):
         detail = f"the weighted sum of the rewards is {score}"
-        return Verdict("error", verdict.extracted, verdict.seconds, detail, http=usage)
-    return replace(verdict, components=components, score=score, http=usage)
+        return Verdict("error", verdict.extracted, verdict.seconds, detail, http=verdict.http)
+    return replace(verdict, components=components, score=score)
 
 
 def make_pool(config: VerifierConfig, workers: int) -> VerifierPool:
