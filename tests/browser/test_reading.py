@@ -103,8 +103,9 @@ def test_the_back_button_goes_from_part_to_part(site: Site, page: Page) -> None:
         visited.append(page.query)
     for query in reversed(visited[:-1]):
         page.driver.back()
+        page.wait(lambda query=query: page.query == query, f"the address {query}")
         page.settle()
-        assert page.query == query
+        assert page.query == query, "it stays"
 
 
 def test_the_name_of_a_run_is_a_link_that_a_key_opens_in_a_new_tab(site: Site, page: Page) -> None:
