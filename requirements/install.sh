@@ -49,8 +49,9 @@ if [ "$device" = gpu ] && [ "$part" = all ]; then
         "them and run make setup again"
 fi
 
-# Settings of pip from the environment, or else from its files.
-setting() { "${pip[@]}" config get ":env:.$1" 2>/dev/null || "${pip[@]}" config get "global.$1" 2>/dev/null || true; }
+# Settings of pip from the environment, or else from its files. `pip config get` of Debian 12 reads the user's file alone.
+settings=$("${pip[@]}" config list)
+setting() { sed -nE "/^(:env:|global)\.$1=/ {s/^[^=]*=.(.*).\$/\1/; s/\\\\n/ /g; p; q}" <<<"$settings"; }
 
 with_uv() {
     "${pip[@]}" install --quiet --no-deps uv==0.13.8 2>/dev/null || return 1
