@@ -14,7 +14,7 @@ from gxpo_client.formats import number_of
 from gxpo_services.cli.common import confirm, one_line, output
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
-from gxpo_trainer.config.io import load_preset, load_run, parse_override, to_toml
+from gxpo_trainer.config.io import load_preset, load_run, parse_override, to_toml, toml_value
 from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import local_path, plain
@@ -79,7 +79,7 @@ def absolute_overrides(overrides: list[str], client: Client) -> list[str]:
     """Overrides `a.b=c`, in which paths are absolute as in `run_body`."""
     parsed = [(text, *parse_override(text)) for text in overrides]
     changed = [(text, name, value, _absolute_setting(name, value, client)) for text, name, value in parsed]
-    return [text if new == value else f"{name}={_inline(new)}" for text, name, value, new in changed]
+    return [text if new == value else f"{name}={toml_value(new)}" for text, name, value, new in changed]
 
 
 def _absolute_setting(name: str, value: Any, client: Client) -> Any:
@@ -88,15 +88,6 @@ def _absolute_setting(name: str, value: Any, client: Client) -> Any:
         if f"{path}.".startswith(f"{name}."):
             value = _absolute(value, path.split(".")[name.count(".") + 1 :])
     return value
-
-
-def _inline(value: Any) -> str:
-    """A value as TOML on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {_inline(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return tomli_w.dumps({"value": value}).partition(" = ")[2].strip()
 
 
 def _check(args: argparse.Namespace, client: Client, body: Json) -> int:

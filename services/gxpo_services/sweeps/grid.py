@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
 from gxpo_services.api.errors import FieldError, Invalid
@@ -17,7 +16,7 @@ from gxpo_services.runs.configs import RunSource, Settings, checked, invalid, ov
 from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import learning_rate_control
+from gxpo_trainer.config.io import learning_rate_control, toml_value
 from gxpo_trainer.config.messages import MOST_ERRORS, config_error
 from gxpo_trainer.config.rules import COMPARED_LABELS, RULE_CHOICE, compared_rules, in_words, rule_name
 
@@ -194,8 +193,7 @@ def _variants(
 
 def _override(path: str, value: Any) -> str:
     """`a.b=c` with the value in TOML; null is the word "none"."""
-    words = tomli_w.dumps({"value": "none" if value is None else value}).removeprefix("value = ").strip()
-    return f"{path}={words}"
+    return f"{path}={toml_value('none' if value is None else value)}"
 
 
 def _controls(variants: Sequence[Variant]) -> list[Variant]:

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, LoraConfig, RunConfig, SfpoRule
-from gxpo_trainer.config.io import build, learning_rate_control, load_preset, load_run, preset_names, to_toml
+from gxpo_trainer.config.io import (
+    build,
+    learning_rate_control,
+    load_preset,
+    load_run,
+    parse_override,
+    preset_names,
+    to_toml,
+    toml_value,
+)
 from gxpo_trainer.config.messages import OTHER_NAMES, setting_paths
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
@@ -159,6 +168,14 @@ def test_an_override_is_a_toml_value_or_a_bare_word(override: str, value: object
     for key in override.partition("=")[0].split("."):
         result = getattr(result, key)
     assert result == value
+
+
+@pytest.mark.parametrize(
+    "value", [{"rank": 4}, [{"path": "x" * 90}, {"path": "y" * 90, "r": ["a"]}], [], "a\n'\"b", True, 1e-5, [1, 2]]
+)
+def test_a_value_survives_an_override(value: object) -> None:
+    """Tables become sections in TOML, and long ones in a list too, which no override can hold."""
+    assert parse_override(f"a.b={toml_value(value)}") == ("a.b", value)
 
 
 def test_an_override_keeps_the_other_defaults_of_its_section() -> None:

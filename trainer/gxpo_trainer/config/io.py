@@ -213,6 +213,15 @@ def parse_override(text: str) -> tuple[str, Any]:
     return path, value if usable else word
 
 
+def toml_value(value: Any) -> str:
+    """A value as `parse_override` reads it, on one line: tables that do not fit on one would become sections."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return tomli_w.dumps({"value": value}).partition(" = ")[2].strip()
+
+
 def to_toml(config: RunConfig, comments: Iterable[str] = ()) -> str:
     """TOML that `load_run` reads back to an equal config; `comments` come first, one line each."""
     header = "".join(f"# {line}".rstrip() + "\n" for line in comments)
