@@ -54,7 +54,7 @@ _ACTORS = {
     "ray::SamplerActor": _SAMPLING_S,
     "ray::VerifierActor": _PHASE_S,
     "ray::LearnerRank": _PHASE_S,
-    "ray::EnvironmentHost": PROBE_LIMIT_S + PROBE_INTERVAL_S,
+    "ray::EnvironmentActor": PROBE_LIMIT_S + PROBE_INTERVAL_S,
 }
 """Processes of a run, and the time after which one that hangs is replaced."""
 _STARTING = ("preparing", "waiting", "starting engines")
@@ -397,13 +397,19 @@ class Faults:
             return None
         holders = [process for process in both if any(_holds(process, owner) for _, owner in runs.values())]
         victim = self._chance.choice(holders or both)
-        bound = LEASE_S + ROUND_S + (0.0 if len(both) > 1 else _BACK_OFF_S + _START_S)
+        other_waits = any(self._has_started(process) for process in both if process is not victim)
+        bound = LEASE_S + ROUND_S + (0.0 if other_waits else _BACK_OFF_S + _START_S)
 
         def taken_over() -> bool:
             now = self.executing()
             return now is not None and not any(_holds(victim, owner) for _, owner in now.values())
 
         return victim, bound, taken_over
+
+    def _has_started(self, scheduler: psutil.Process) -> bool:
+        """Whether it is in its rounds: importing its packages takes seconds, in which it can take over nothing."""
+        logs = (self._up.home / "logs" / f"{name}.log" for name in ("scheduler", "second-scheduler"))
+        return any(f":{scheduler.pid}:" in log.read_text(encoding="utf-8") for log in logs)
 
     def _kill_scheduler(self, name: str) -> Fault | None:
         if (found := self._scheduler()) is None:

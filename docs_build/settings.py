@@ -42,7 +42,7 @@ TEN = (
     ("model.path", "your model: a folder in transformers' layout, or a hub name"),
     ("model.max_length", "prompt and response together; not above the model's positions"),
     ("data.source", "your problems"),
-    ("data.template", "what is asked around a problem; evaluations use the same"),
+    ("data.template", "what is asked around a problem; evaluations use the same, but for embedded tasks"),
     ("rollout.max_new_tokens", "as long as the model's answers: look at `rollout/truncated_fraction`"),
     ("rollout.prompts_per_step", "fewer for quicker, noisier steps"),
     ("rollout.samples_per_prompt", "more where most groups have no signal (`reward/zero_variance_fraction`)"),
@@ -119,6 +119,8 @@ def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = Fal
     own, parts, schema = [], [], model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
         models = submodels(field.annotation)
+        if name in getattr(model, "refused", ()):
+            continue
         if not models:
             default = "required" if field.is_required() else f"`{_literal(field.get_default())}`"
             cells = (f"`{prefix}{name}`", kind_of(schema[name], WORDS, _literal), default, field.description or "")

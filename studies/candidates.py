@@ -3,7 +3,7 @@
     [arms.noise-scale]
     overrides = ["learner.rule.name=studies.candidates:NoiseScaleRule", "learner.mini_batches=8"]
 
-Each takes one backward pass a batch. What was expected of it and what came is in docs/candidates.md.
+Each takes one backward pass a batch. What was expected of it and what came of it is in docs/algorithms/candidates.md.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def make_config(folder: str, **learner: Any) -> RunConfig:
     optimizer = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "epsilon": 1e-6}
     body = {"token_budget": 24, "loss": {"kl_beta": 0.05}, "optimizer": optimizer, **learner}
     model = {"path": folder, "max_length": 64, "gradient_checkpointing": bool(body.pop("checkpointing", False))}
-    rollout = {"max_new_tokens": TOKEN_LIMIT, "temperature": 0.8}
+    rollout = {"max_new_tokens": TOKEN_LIMIT, "temperature": 0.8, "async_depth": body.pop("async_depth", 0)}
     config = {"model": model, "rollout": rollout, "learner": body, "seed": 3}
     config["placement"] = {"learner_ranks": body.get("sequence_parallel", 1)}
     if teacher := body.pop("teacher", None):

@@ -85,7 +85,7 @@ def test_episodes_continue_when_their_actor_is_killed(environments: Start) -> No
         assert handle.advance(call("x")).result() == Reply(Turn("turn 1: x"))
         waiting = handle.advance(call("x", "stop"))
         first = stopped(handle, "a")
-        os.kill(ray.get(handle.actor.pid.remote()), signal.SIGKILL)
+        os.kill(ray.get(handle.actor.process.remote()).pid, signal.SIGKILL)
         second = stopped(handle, "a", other_than=first)
         until(lambda: first not in workers())
         os.kill(second, signal.SIGCONT)
@@ -105,10 +105,10 @@ def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
     before = workers()
     with environments() as handle:
         assert handle.advance(call("x")).result() == Reply(Turn("turn 1: x"))
-        hung = ray.get(handle.actor.pid.remote())
+        hung = ray.get(handle.actor.process.remote()).pid
         os.kill(hung, signal.SIGSTOP)
         assert handle.advance(call("x", "y")).result() == Reply(Turn("turn 2: y"))
-        assert ray.get(handle.actor.pid.remote()) != hung
+        assert ray.get(handle.actor.process.remote()).pid != hung
     until(lambda: workers() <= before)
 
 
@@ -122,7 +122,7 @@ def test_a_call_that_outlives_no_actor_fails_alone(environments: Start, monkeypa
             pid = ray.get(handle.actor.pids.remote()).get("a")
             if pid not in (None, killed):
                 killed = pid
-                os.kill(ray.get(handle.actor.pid.remote()), signal.SIGKILL)
+                os.kill(ray.get(handle.actor.process.remote()).pid, signal.SIGKILL)
             time.sleep(0.2)
         detail = "the environment actor died 2 times while this call was running"
         assert waiting.result() == Reply(None, "error", detail)

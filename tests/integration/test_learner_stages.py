@@ -153,6 +153,8 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         cases[f"packed-{stage}"] = ("two_steps", {**zero, "token_budget": 40, "packing": "packed"})
         cases[f"recomputed-{stage}"] = ("two_steps", {**zero, "checkpointing": True})
         cases[f"mini-{stage}"] = ("mini_batches", zero)
+        stale = {"async_depth": 1, "loss": {"proximal": "sampler", "kl_beta": 0.05}}
+        cases[f"stale-mini-{stage}"] = ("mini_batches", {**zero, **stale})
         cases[f"own-loss-{stage}"] = ("own_loss", zero)
     sgd = {"name": "sgd", "max_grad_norm": math.inf, "learning_rate": 1e-3}
     cases["unclipped-2"] = ("two_steps", {"zero_stage": 2, "optimizer": sgd})
@@ -170,7 +172,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
 
 SHORT_CUTS = ((1, 0), (2, 3))
 """Ranks and ZeRO stage of what `make test` runs: nothing is partitioned, or everything."""
-ONE_RANK = ("one-pass", "packed", "no-grad", "distilled", "supervised", "replay", "momentum-checkpoint",
+ONE_RANK = ("one-pass", "packed", "no-grad", "stale-mini", "distilled", "supervised", "replay", "momentum-checkpoint",
             "recomputed-lora", "loaded-bf16", "loaded-lora")  # fmt: skip
 """Cases that `make test` runs on one rank at most: what they prove does not depend on partitions."""
 BASELINES = ((1, "bf16-1"), (1, "bf16-written-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
@@ -544,6 +546,13 @@ def test_old_logprobs_of_later_mini_batches_are_from_before_the_first_step(
     assert abs(result["ratios"][1] - 1.0) > 1e-4
     assert result["kl"][1] > 1e-7
     assert result["gap"] == pytest.approx(reference["gap"], rel=1e-4)
+
+
+@on_ranks("stage", ENDS, "stale-mini")
+def test_the_gap_is_measured_before_the_first_of_several_updates_on_stale_samples(
+    results: Results, reference: dict[str, Any], world: int, stage: int
+) -> None:
+    assert results.load(world, f"stale-mini-{stage}")["gap"] == pytest.approx(reference["gap"], rel=1e-4)
 
 
 # A checkpoint of one ZeRO stage and number of ranks, continued at others.

@@ -40,7 +40,7 @@ def score(
     async def scenario() -> list[tuple[Verdict, ...]]:
         actor = VerifierActor(VerifierConfig(workers=1, deadline_s=deadline_s, rewards=rewards))
         try:
-            return await actor.score(Sampled([(0, group)], 0.0), components)
+            return await actor.score(Sampled([(0, group)], 0.0), [components])
         finally:
             await actor.close()
 

@@ -50,7 +50,7 @@ def random_batch(
     """Prompts of 2–9 and responses of 1–TOKEN_LIMIT random tokens; `left_out` is the share that is not in the loss."""
     rng = np.random.default_rng(seed)
     sequences = []
-    for _ in range(num_prompts):
+    for number in range(num_prompts):
         prompt = rng.integers(0, vocabulary, rng.integers(2, 10)).astype(np.int32)
         for _ in range(num_samples):
             length = int(rng.integers(1, TOKEN_LIMIT + 1))
@@ -61,6 +61,7 @@ def random_batch(
                     advantage=float(rng.normal()),
                     sampler_logprobs=rng.normal(-3.0, 0.5, length).astype(np.float32),
                     in_loss=bool(rng.random() >= left_out),
+                    group=number,
                 )
             )
     return with_scale(sequences, TOKEN_LIMIT)

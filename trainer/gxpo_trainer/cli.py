@@ -242,7 +242,10 @@ def run_sandbox(args: argparse.Namespace) -> None:
     from gxpo_trainer.planner.devices import usable_cores
 
     sandbox = Sandbox(args.seconds, args.memory_mb, args.processes, args.python)
-    serve(sandbox, args.host, args.port, args.concurrency or usable_cores())
+    try:
+        serve(sandbox, args.host, args.port, args.concurrency or usable_cores())
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--host {args.host} --port {args.port}: {error}; choose another address or port") from error
 
 
 def register_plan(subparsers: Subparsers) -> None:
@@ -296,12 +299,14 @@ def _shape(config: RunConfig, setting: str = "model.path") -> ModelShape:
 
 def register_eval(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("eval", parents=[_SET], help="score a model on benchmarks")
-    parser.add_argument("--model", metavar="DIR", required=True, help="model folder, hub name, `starter`")
+    models = "model folder, hub name, `starter`, `starter-tools`, `starter-skill` or `starter-random`"
+    parser.add_argument("--model", metavar="DIR", required=True, help=models)
     benchmarks = "comma-separated names, or .jsonl, .csv or .parquet files"
     parser.add_argument("--benchmark", metavar="NAMES", required=True, type=names, help=benchmarks)
     parser.add_argument("--samples", metavar="N", type=positive, default=16, help="responses per problem; default 16")
     parser.add_argument("--problems", metavar="N", type=positive, help="use the first N problems of each benchmark")
-    parser.add_argument("--max-new-tokens", metavar="N", type=positive, help="longest response; default 3072")
+    limit = "longest response; default 3072, for an embedded policy 48 or 80"
+    parser.add_argument("--max-new-tokens", metavar="N", type=positive, help=limit)
     parser.add_argument("--temperature", metavar="T", type=float, default=1.0, help="default 1")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
     parser.add_argument("--data-root", metavar="DIR", type=Path, help="folder with local copies of the benchmarks")
@@ -494,11 +499,11 @@ def print_answer(args: argparse.Namespace) -> int:
 
     from gxpo_trainer.studies import data as study_data
     from gxpo_trainer.studies.findings import find
-    from gxpo_trainer.studies.report import conclusion
+    from gxpo_trainer.studies.report import conclusion, without_result
 
     data = study_data.read(_data_folder(args))
     findings = find(data)
-    lines = ["Incomplete: the baseline lacks seeds."] if findings is None else conclusion(data, findings)
+    lines = [without_result(data)] if findings is None else conclusion(data, findings)
     for line in lines:
         print(textwrap.fill(line, 110, initial_indent="- ", subsequent_indent="  "))
     return 0
@@ -563,7 +568,7 @@ def run_checkpoints(args: argparse.Namespace) -> int:
         raise CheckpointError(f"{args.folder} has no checkpoint; give the output folder of a run that has saved one")
     if args.export is None:
         for step in steps:
-            score = store.load(step).state.get("score")
+            score = store.score(step)
             print(f"step {step}" + ("" if score is None else f"  pass@1 {score:.4f}"))
         return 0
     step = args.step or steps[-1]

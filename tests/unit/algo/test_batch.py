@@ -303,9 +303,14 @@ def test_rows_of_a_response_share_its_advantage_and_count_as_one_by_hand() -> No
             if len(parts) == 1:
                 assert [w for i in sorted(by_row) for w in by_row[i]] == pytest.approx(weights)
             assert sum(float(m.token_weights.sum()) for m in micros) == pytest.approx(sum(weights))
-    # Mini-batches may divide a response: each part counts by its share of the tokens.
-    parts = mini_batches(batch, 3)
-    assert [part.scale.num_sequences for part in parts] == pytest.approx([3 / 4, 1 / 4, 1])
+
+
+def test_a_mini_batch_has_whole_groups_although_their_rows_have_several_prompts() -> None:
+    rows = [(0, [1]), (0, [1, 2]), (0, [1]), (0, [1, 3]), (1, [5]), (1, [5])]
+    ids, logprobs = np.ones(1, np.int32), np.zeros(1, np.float32)
+    sequences = [ScoredSequence(np.array(prompt, np.int32), ids, 1.0, logprobs, group=group) for group, prompt in rows]
+    parts = mini_batches(with_scale(sequences, TOKEN_LIMIT), 2)
+    assert [[sequence.group for sequence in part.sequences] for part in parts] == [[0] * 4, [1] * 2]
 
 
 def of_group(rewards: Rewards, *, use_std: bool = True, epsilon: float = 1e-6) -> FloatArray:

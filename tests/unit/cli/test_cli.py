@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.command_line import Gxpo
@@ -49,6 +50,15 @@ def test_bad_usage_ends_with_code_2_and_the_usage_of_the_command(argv: tuple[str
         gxpo(*(word for part in argv for word in part.split()))
     assert ended.value.code == 2
     assert gxpo.printed().err.startswith(" ".join(("usage: gxpo", *argv[:1])))
+
+
+def test_a_sandbox_that_cannot_listen_names_its_address(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gxpo_trainer.grading.sandbox.Sandbox", Mock())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port in (taken.getsockname()[1], 99999):
+            told = gxpo.error(2, "sandbox", "--port", port)
+            assert told.startswith(f"gxpo: --host 127.0.0.1 --port {port}: ")
+            assert told.endswith("; choose another address or port\n")
 
 
 def test_a_printed_preset_passes_the_check_and_a_bad_file_ends_with_code_2_and_each_setting(

@@ -407,8 +407,8 @@ def test_a_reach_in_words(axis: Any, first: Any, between: Any, cell: str) -> Non
 
 
 def test_a_table_in_markdown() -> None:
-    made = markdown(Table("T", ("run", "x"), (("a", "1"), ("b", "2"))))
-    assert made == "*T*\n\n| run | x |\n|---|---|\n| a | 1 |\n| b | 2 |"
+    made = markdown(Table("T", ("run", "x"), (("a", "1"), ("b|c", "2"))))
+    assert made == "*T*\n\n| run | x |\n|---|---|\n| a | 1 |\n| b\\|c | 2 |"
 
 
 def test_the_best_plateau_is_the_highest_mean_of_a_group_whose_seeds_all_have_one() -> None:

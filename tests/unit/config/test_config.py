@@ -12,6 +12,7 @@ from docs_build.settings import render_page, undescribed
 from gxpo_trainer.config import GxpoRule, RunConfig, Settings
 from gxpo_trainer.config.engines import choose_transport
 from gxpo_trainer.config.io import build
+from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.studies.definition import Study
 
@@ -154,6 +155,11 @@ def test_the_automatic_scale_clamp_is_one_to_half_k_plus_one() -> None:
 
 def test_every_setting_has_a_description() -> None:
     assert undescribed() == []
+
+
+def test_the_settings_page_has_no_row_of_a_setting_that_an_agent_refuses() -> None:
+    page = render_page()
+    assert [page.count(f"| `environment.{name}` |") for name in (*AgentConfig.refused, "max_turns")] == [1, 1, 1, 2]
 
 
 def test_the_sections_of_the_settings_page_have_their_own_titles_and_whole_sentences() -> None:

@@ -116,6 +116,14 @@ def test_templates_follow_evaluation_then_training_then_the_benchmark(tmp_path: 
     assert load("word_problems", template=own).template == own
 
 
+def test_a_missing_or_empty_file_is_one_of_the_benchmarks(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"evaluation.benchmarks: the file '.*gone.csv' does not exist; correct"):
+        load(str(tmp_path / "gone.csv"))
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DataError, match=r"empty.jsonl: contains no problems; set evaluation.benchmarks to a file"):
+        load(str(tmp_path / "empty.jsonl"))
+
+
 def test_fields_and_system_prompt_of_an_own_file(tmp_path: Path) -> None:
     file = write(tmp_path / "own.csv", {"question": "1?", "final": "1"})
     data = DataConfig(answer_field=None, system_prompt="Add.")

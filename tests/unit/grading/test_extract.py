@@ -63,6 +63,8 @@ def test_the_final_answer_is_extracted() -> None:
         "We sum it all up and find (1, 2) here": "(1, 2)",
         r"We sum it all up and find \frac{1}{2} here": r"\frac{1}{2}", r"We sum it all up and find 3√2 here": "3√2",
         r"We sum it all up and find -3\sqrt{2} here": r"-3\sqrt{2}",
+        "The area of it all is 3π.": "3π", "We see that all in all it is 3 pi there": "3 pi",
+        "We see that there are 12 pies in all": "12", r"We see that it is -\pi/3 all in all": r"-\pi/3",
         "Some words without anything like one here": "Some words without anything like one here",
         "word " * 40 + "w": None, ("word " * 40)[:-1] + "w": ("word " * 40)[:-1] + "w", "$x$ wins": "x",
     }  # fmt: skip

@@ -37,6 +37,7 @@ def test_equal_answers_are_correct() -> None:
         # Prose in several languages, corrections.
         ("220", "Réponse: Janeth aura encore 220 $ à payer d'ici 12 mois."), ("64", "したがって、答えは 64 です。"),
         ("42", "The answer is #### 42"), ("5", r"\boxed{4}, wait, no, it is \boxed{5}"), ("7", "The answer is seven."),
+        ("3\\pi", "The area is 3π."), (r"\frac{3\pi}{2}", "The area of it is 3π/2 then."), ("\\pi/3", r"It is \pi/3."),
     ]  # fmt: skip
     assert [pair for pair in answers if verify(*pair).status != "correct"] == []
 
@@ -56,6 +57,9 @@ def test_different_answers_are_wrong() -> None:
         (r"\text{Alice: }3, \text{Bob: }5", r"\boxed{\text{Alice: }5, \text{Bob: }3}"),
         (r"C_{1} e^{t}+C_{2} e^{-t}", r"\boxed{C_{0} e^{t}+C_{2} e^{-t}}"),
         (r"\vec{a}\times\vec{b}", r"\boxed{\vec{b}\times\vec{a}}"),
+        # A number is not that many times π.
+        ("3", "The area is 3π."), ("3", r"The area is 3\pi."), ("3", "The area is 3 pi."), ("2", "The area is 3π/2."),
+        ("3", r"We see that the angle is \pi/3 there."),
         # Remarks, hedges, corrections.
         ("9", "Answer: 81 (the square of 9)"), ("3", "The answer is either 3 or 4."),
         ("4", r"\boxed{4}, wait, no, it is \boxed{5}"), ("5", r"$\boxed{5}$ or $\boxed{7}$"),

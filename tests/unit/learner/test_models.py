@@ -63,6 +63,15 @@ def test_only_the_adapter_is_trainable_and_it_starts_as_the_base_model(folder: P
         load_policy(settings(folder), precision="fp32", lora=LoraConfig(target_modules=("nope",)))
 
 
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_the_head_or_of_the_embeddings_is_refused(folder: Path, name: str) -> None:
+    refused = (
+        rf"learner\.lora\.target_modules = \['q_proj', '{name}'\] .*embeddings or of the head is not supported; name"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        load_policy(settings(folder), precision="fp32", lora=LoraConfig(target_modules=("q_proj", name)))
+
+
 MISSING_SHARD = json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}})
 
 

@@ -288,10 +288,17 @@ def test_a_run_without_engines_needs_no_memory_for_them() -> None:
     assert [phase.name for phase in plan.fit.phases] == ["learner"]
     assert plan.advice is None
     assert (view_of(plan).kv_cache_bytes, view_of(plan).kv_cache_sequences) == (0, 0)
-    assert "KV cache" not in to_text(plan, "run")
+    text = to_text(plan, "run")
+    assert "KV cache" not in text
+    assert "; without evaluation, checkpoints and start-up." in text
     # On a host one sequence of 100,000 tokens would need more than the GiB of a cache that no engine has.
     long = ["model.max_length=100000", "placement.learner_ranks=1", "placement.device=cpu"]
     assert make_plan(inputs_of(load_preset("demo", settings + long), shape, device_named("cpu"))).fit.fits
+
+
+def test_the_steps_of_a_warm_start_are_said_to_be_left_out() -> None:
+    plan = make_plan(inputs_of(load_preset("demo", ["warm_start.steps=30"]), SHAPE, GPU))
+    assert "; without the 30 steps of warm_start, evaluation, checkpoints and start-up." in to_text(plan, "run")
 
 
 def test_an_unknown_teacher_is_named_by_its_setting_and_one_that_is_known_counts() -> None:

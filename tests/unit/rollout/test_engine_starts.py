@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +25,7 @@ from gxpo_trainer.rollout.pool import Collection, Dispatcher, RolloutPool
 from gxpo_trainer.rollout.sampler import SamplerSettings, set_environment
 from gxpo_trainer.rollout.sources import RolloutPlanner
 from gxpo_trainer.rollout.timeline import Span, Timeline, overlap_fraction
-from gxpo_trainer.rollout.vllm_driver import Intake, Sampled, SamplingSettings, sample_seed
+from gxpo_trainer.rollout.vllm_driver import Intake, Sampled, SampleRequest, SamplingSettings, sample_seed
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.types import Group, Prompt
 
@@ -44,7 +45,7 @@ class Machine:
         self.events: list[str] = []
         self.engines = Engines(RunConfig(), placement, "model", lambda kind, message, **_: self.events.append(message))
         monkeypatch.setattr("gxpo_trainer.rollout.engines.ray.kill", lambda *_, **__: None)
-        monkeypatch.setattr("gxpo_trainer.rollout.engines.print_stacks", lambda *_: None)
+        monkeypatch.setattr("gxpo_trainer.rollout.engines.end_stalled", lambda *_: None)
         monkeypatch.setattr(self.engines, "_new_actor", lambda *_: (Mock(), object(), self.watch.running_s))
         self.engines.all = [Engine(i, Mock(), None, 0.0, version=0) for i in range(count)]
         placement.group.back_off = lambda restarts: None
@@ -148,6 +149,21 @@ def test_engines_that_sample_ahead_are_idle_for_a_share_of_the_time_since_the_ba
         collected = machine.collection.await_groups(indices)
         assert (collected.rollout_s, collected.elapsed_s, collected.busy_s) == (3.0, 10.0, busy_s)
         assert planner.complete(collected, 1, pytest.fail).idle_fraction == pytest.approx(idle)
+
+
+def test_groups_that_finish_together_are_scored_each_as_its_request_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gxpo_trainer.rollout.pool.result_of", lambda item: item)
+    machine = Machine(monkeypatch, 1)
+    collection, submit = machine.collection, Mock()
+    collection._pool.verifier.submit = submit  # type: ignore[method-assign]
+    training = SampleRequest(Prompt("a", "", ""), np.zeros(1, np.int32), 1)
+    collection.add([training, replace(training, rewards=False)])
+    machine.give_work(0)
+    group = Group(training.prompt, training.prompt_token_ids, (), 0)
+    items = iter([Sampled([(0, group), (1, group)], 1.0)])
+    collection._streams = {items: (machine.engines.all[0], machine.engines.all[0].actor)}
+    collection._receive(items)
+    assert submit.call_args.args[0].rewards == [True, False]
 
 
 # Environment variables set before vLLM is imported.

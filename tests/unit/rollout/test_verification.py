@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -16,7 +17,8 @@ from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, tokens
 from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.sources import http_usage
-from gxpo_trainer.rollout.verification import check_rewards, episode_verdict
+from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict
+from gxpo_trainer.rollout.vllm_driver import Sampled
 from gxpo_trainer.training.proofs import check_verdicts
 from gxpo_trainer.types import (
     Episode,
@@ -211,6 +213,19 @@ def test_an_answer_without_a_verdict_and_evaluations_are_not_posted(server: Rewa
     (verdict,) = score((judge(server.url),), group("5"), components=False)
     assert (verdict.status, verdict.components, verdict.http) == ("correct", None, None)
     assert len(server.requests) == 1
+
+
+def test_of_groups_that_finish_together_only_those_of_the_training_get_components(server: RewardServer) -> None:
+    async def scenario() -> list[tuple[Verdict, ...]]:
+        ours, rewards = group(f"break {RIGHT}"), (judge(server.url),)
+        actor = VerifierActor(VerifierConfig(workers=1, deadline_s=PATIENCE_S, rewards=rewards))
+        try:
+            return await actor.score(Sampled([(0, ours), (1, ours)], 0.0), (True, False))
+        finally:
+            await actor.close()
+
+    (trained,), (evaluated,) = asyncio.run(scenario())
+    assert (trained.status, evaluated.status, evaluated.http) == ("error", "correct", None)
 
 
 def ranked(_: int, body: Any, connection: socket.socket) -> None:

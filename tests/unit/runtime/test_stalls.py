@@ -15,7 +15,7 @@ from gxpo_trainer.config import TimeoutsConfig
 from gxpo_trainer.errors import Interrupted, Stalled
 from gxpo_trainer.runtime import ray_session as module
 from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
-from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks, stacks
+from gxpo_trainer.runtime.ray_session import TracedProcess, end_stalled, stacks
 
 
 def watch(**limits: float) -> tuple[ProgressWatch, SimpleNamespace]:
@@ -149,16 +149,17 @@ def test_stacks_name_the_function_that_does_not_return_and_are_printed_for_the_l
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "this_node", lambda: "node")
+    there: list[TracedProcess] = []
+    monkeypatch.setattr(module, "_kill_there", there.append)
     with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, text=True) as hung:
         pid, descriptor = map(int, hung.stdout.readline().split())
         assert stacks(pid, descriptor).count("in wait_for_a_peer") == 1
-        print_stacks("verifier", TracedProcess("node", pid, descriptor))
-        print_stacks("sampler 1", None)
-        print_stacks("sampler 2", TracedProcess("another node", 7, 3))
         assert hung.poll() is None, "it goes on"
-        os.kill(pid, signal.SIGSTOP)
-        assert "it is stopped" in stacks(pid, descriptor)
-        hung.kill()
+        traced = TracedProcess("node", pid, descriptor)
+        elsewhere = TracedProcess("another node", 7, 3)
+        end_stalled({"verifier": traced, "sampler 1": None, "sampler 2": elsewhere})
+        assert hung.wait(60) == -signal.SIGKILL
+    assert there == [elsewhere]
     log = capsys.readouterr().err
     assert log.startswith("the stacks of the verifier follow\n")
     assert log.count("in wait_for_a_peer") == 1, "those of this time alone"
@@ -166,9 +167,21 @@ def test_stacks_name_the_function_that_does_not_return_and_are_printed_for_the_l
     assert log.endswith("it is process 7 of another node (another ), where `py-spy dump` reads them\n")
 
 
-def test_a_process_that_was_never_asked_to_trace_is_not_signalled() -> None:
+def test_a_stopped_process_is_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "this_node", lambda: "node")
+    with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, text=True) as hung:
+        pid, descriptor = map(int, hung.stdout.readline().split())
+        os.kill(pid, signal.SIGSTOP)
+        end_stalled({"verifier": TracedProcess("node", pid, descriptor)})
+        assert hung.wait(60) == -signal.SIGKILL
+    assert "it is stopped" in capsys.readouterr().err
+
+
+def test_a_process_that_was_never_asked_to_trace_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "this_node", lambda: "node")
     with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL) as other:
         assert stacks(other.pid, 0) == "the process has ended"
+        end_stalled({"verifier": TracedProcess("node", other.pid, 0)})
         assert other.poll() is None
         other.kill()
     assert "has ended" in stacks(other.pid, 0)

@@ -13,7 +13,7 @@ from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.studies.data import MEDIANS, StudyData
 from gxpo_trainer.studies.definition import RunKey, Study
 from gxpo_trainer.studies.findings import ArmFindings, find
-from gxpo_trainer.studies.report import compose
+from gxpo_trainer.studies.report import compose, render_pictures
 
 SEEDS = (0, 1, 2)
 
@@ -30,12 +30,12 @@ def data(curves: dict[str, EvaluationCurve], **changes: Any) -> StudyData:
     arms = {arm: {"label": arm.upper(), "overrides": []} for arm in curves}
     body = {
         "name": "small", "title": "Small", "baseline": "grpo", "arms": arms, "seeds": SEEDS, "backward_passes": 60,
-        "evaluate_every": 2, "ladder": {"learning_rates": [1e-5], "seeds": [7], "backward_passes": 6},
+        "evaluate_every": 2, "ladder": {"learning_rates": [1e-5], "seeds": [99], "backward_passes": 6},
         "analysis": {"targets": [0.6]},
     }  # fmt: skip
     runs, by_key = [], {}
     for arm, made in curves.items():
-        for seed in SEEDS:
+        for seed in changes.get("seeds", SEEDS):
             key = RunKey("report", arm, 1e-5, seed)
             values = dict.fromkeys(MEDIANS) | {"accuracy": 0.5, "peak": 0.5, "diverged": made.steps.size == 1}
             runs.append({"stage": "report", "arm": arm, "learning_rate": 1e-5, "seed": seed, "settings": ""} | values)
@@ -86,6 +86,56 @@ def test_an_arm_with_a_run_that_diverged_before_the_plateau_is_told_as_such() ->
         one = arm(find(two), "gxpo").against
         # The lost arm is one of the two comparisons, unless it was not registered.
         assert one.adjusted == pytest.approx((1 if tested else 2) * one.p_value)
+
+
+def test_targets_that_a_run_meets_before_training_do_not_void_the_others() -> None:
+    """Seed s starts at 0.5 + s/1000 and rises by 0.004 a pass to 0.6, or 2 (1 + s/100) times as fast."""
+    shares = [0.7, 0.8, 0.9, 0.95]
+    pair = {"grpo": curve(range(0, 61, 2), 1, 0.01), "gxpo": curve(range(0, 61, 2), 1, 0.01)}
+    made = data(pair, seeds=range(8), analysis={"targets": shares})
+    for key, run in made.curves.items():
+        gain = 0.004 * (2 * (1 + key.seed / 100) if key.arm == "gxpo" else 1)
+        accuracy = np.minimum(0.6, 0.5 + gain * run.curve.backward_passes) + key.seed / 1000
+        made.curves[key] = replace(run, curve=replace(run.curve, accuracy=accuracy))
+    found = find(made)
+    # The best plateau is 0.6035, so 70% and 80% are below the highest start, 0.507.
+    assert found.targets == pytest.approx({0.9: 0.54315, 0.95: 0.573325})
+    gxpo = arm(found, "gxpo")
+    assert max(gxpo.fewer.values()) < 0.001
+    ratio = 2 * np.prod([1 + seed / 100 for seed in range(8)]) ** (1 / 8)
+    assert [reach.interpolated.mean for reach in gxpo.sweep["backward_passes"]] == pytest.approx([ratio, ratio])
+    text = compose(made)
+    assert "to every target from 90% to 95% of the best plateau: GXPO (2.1 to 2.1 times fewer batches, " in text
+    assert text.count("| met at the start | met at the start | ") == 2 * 3
+    for run in made.curves.values():
+        run.curve.accuracy[0] = 0.6
+    text = compose(made)
+    assert "- Costs are not compared: every target is met at the start." in text
+    assert "- GXPO: every target is met at the start; plateau " in text
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_is_an_outcome_of_its_arm() -> None:
+    """One seed of SFPO has no curve; the arm is complete, counts for Holm's correction, and nothing is shown for it."""
+    curves = {"grpo": curve(range(2, 61, 2), 1, 0.01), "gxpo": curve(range(2, 61, 2), 2, 0.01)}
+    made = data(curves | {"sfpo": curve(range(2, 61, 2), 1, 0.012)})
+    for seed, gain in enumerate((0.0100, 0.0104, 0.0106)):
+        key = RunKey("report", "gxpo", 1e-5, seed)
+        made.curves[key] = replace(made.curves[key], curve=curve(range(2, 61, 2), 2, gain))
+    del made.curves[RunKey("report", "sfpo", 1e-5, 1)]
+    made.reported("sfpo")[1]["diverged"] = True
+    found = find(made)
+    one, lost = arm(found, "gxpo").against, arm(found, "sfpo")
+    assert found.missing == ()
+    assert one.adjusted == pytest.approx(2 * one.p_value)
+    assert (lost.seeds, lost.diverged, lost.equal, lost.against) == (SEEDS, 1, {}, None)
+    text = compose(made)
+    assert "SFPO collapsed in 0 and diverged in 1 of 3 runs" in text
+    assert "- Without a plateau, as a run diverged or ended before it: SFPO." in text
+    assert "| SFPO | unknown, as a run ended before it | – |" in text
+    assert "Not complete yet" not in text
+    assert len(render_pictures(made)) == 2
+    del made.curves[RunKey("report", "grpo", 1e-5, 1)]
+    assert "No result: a run of the baseline diverged before its first evaluation." in compose(made)
 
 
 @pytest.mark.parametrize("per_step", [13 / 3, 7 / 6])

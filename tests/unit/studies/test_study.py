@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import tomli_w
+from pydantic import ValidationError
 from support.reporting import evaluation_row, metric_row, write_lines
 
 from gxpo_trainer.cli import main
@@ -186,10 +187,12 @@ def test_what_was_registered_before_the_first_run_is_told_from_what_came_later()
     assert exploratory == []
     later = study(analysis={"margin": 0.02, "targets": [0.5]}, seeds=[0, 1])
     assert definition.registration(later, first) == (
-        ["arms", "seeds", "budgets", "costs of comparison", "plateau window", "comparisons"],
+        ["arms", "settings of all arms", "seeds", "budgets", "costs of comparison", "plateau window", "comparisons"],
         ["equivalence margin", "targets"],
     )
     assert definition.registration(study(), None) == ([], kept)
+    for changes in ({"preset": "rules"}, {"overrides": ["learner.mini_batches=2"]}):
+        assert definition.registration(study(**changes), first)[1] == ["settings of all arms"]
 
 
 def test_the_example_of_the_documentation_is_a_study(tmp_path: Path) -> None:
@@ -287,6 +290,11 @@ def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_
     assert {point.settings.rpartition("=")[2] for point in definition.drawn(wide, "gxpo", 40)} == {"3", "5", "10"}
     # Rounds of 40 and 20: 6 and 6 points of GRPO, 18 and 18 of GXPO; 3 arms report 2 seeds of 12 passes.
     assert definition.largest_cost(wide) == (12 + 36 + 6, 6 * 48 + 12 * 6)
+    # An arm that takes what was found for another takes its settings too.
+    with pytest.raises(ConfigError, match=r"(?s)arms.long: .*learner.rule.k = 3: is not a setting of the"):
+        definition.check_arms(wide)
+    with pytest.raises(ValidationError, match=r"arms.long.overrides: learner.rule.k is set by tuning in every run"):
+        study(ladder=None, search=SEARCH, arms=own | {"long": own["long"] | {"overrides": ["learner.rule.k=4"]}})
 
 
 @pytest.mark.parametrize(
@@ -621,6 +629,7 @@ def test_medians_of_diagnostics_leave_out_steps_without_a_number(tmp_path) -> No
     write_lines(folder / "metrics.jsonl", lines)
     (row,) = study_data.collect(study(), tmp_path).runs
     assert row["grad/cos_g0_slow"] == pytest.approx(0.4)
+    assert (row["rule"], row["forward_passes"]) == ("GRPO", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import StudyData
 from gxpo_trainer.studies.definition import Analysis, Search, load_study
@@ -115,6 +117,23 @@ def test_data_survives_the_files_to_the_bit_and_the_report_has_its_pictures(data
     pictures = re.findall(r"\]\((images/.*?)\)", text)
     assert len(pictures) == 2
     assert all(Image.open(tmp_path / picture).width >= 900 for picture in pictures)
+
+
+def test_data_is_reported_without_the_packages_of_its_arms(data: StudyData, tmp_path: Path) -> None:
+    two = changed(data)
+    study_data.write(two, tmp_path)
+    about = json.loads((tmp_path / "study.json").read_text())
+    about["study"]["arms"]["gxpo"]["overrides"] = ["learner.rule.name=not_installed.rules:Rule"]
+    (tmp_path / "study.json").write_text(json.dumps(about))
+    again = study_data.read(tmp_path)
+    assert compose(again) == compose(two)
+    assert render_pictures(again) == render_pictures(two)
+    # Data of the first versions has neither.
+    for row in again.runs:
+        del row["rule"], row["forward_passes"]
+    study_data.write(again, tmp_path)
+    with pytest.raises(ConfigError, match="install its package, or add its folder to PYTHONPATH"):
+        study_data.read(tmp_path)
 
 
 def test_the_page_is_what_the_report_command_writes_from_the_data(data: StudyData) -> None:

@@ -14,6 +14,7 @@ import pytest
 from gxpo_trainer import cli
 from gxpo_trainer.config import CheckpointConfig, RunConfig
 from gxpo_trainer.errors import CheckpointError
+from gxpo_trainer.training import checkpoints
 from gxpo_trainer.training.checkpoints import (
     Checkpoint,
     CheckpointStore,
@@ -90,6 +91,36 @@ def test_last_n_and_best_are_kept_and_the_earliest_of_equal_scores_is_best(tmp_p
     assert subject.steps() == [2, 5, 6]
 
 
+def test_a_later_score_counts_and_a_kill_while_it_is_recorded_damages_nothing(tmp_path, monkeypatch):
+    subject = store(tmp_path, keep_last=1, keep_best=1)
+    for step, score in [(1, 0.4), (2, None)]:
+        subject.save(step, {"attempt": 1}, parts(), score=score)
+    assert subject.steps() == [1, 2]
+    write = checkpoints.write_json
+    for writes in range(3):
+        allowed = iter(range(writes))
+        monkeypatch.setattr(checkpoints, "write_json", lambda *file, allowed=allowed: (next(allowed), write(*file)))
+        with pytest.raises(StopIteration):
+            subject.record_score(2, 0.5)
+        assert subject.load(2).state["attempt"] == 1
+    monkeypatch.setattr(checkpoints, "write_json", write)
+    subject.record_score(2, 0.5)
+    assert subject.load(2).state["score"] == subject.score(2) == 0.5
+    assert subject.steps() == [2]
+    (subject.path(2) / "state.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"state\.json is truncated or altered"):
+        subject.load(2)
+
+
+def test_checkpoints_are_listed_without_reading_their_weights(tmp_path, capsys):
+    subject = store(tmp_path)
+    subject.save(3, {}, parts(), score=0.25)
+    subject.save(5, {}, parts())
+    (subject.path(3) / "learner" / "rank-0.safetensors").write_bytes(b"")
+    assert cli.main(["checkpoints", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "step 3  pass@1 0.2500\nstep 5\n"
+
+
 def test_what_is_kept_is_chosen_without_later_checkpoints_that_are_damaged(tmp_path):
     subject = store(tmp_path, keep_last=1, keep_best=1)
     for step, score in [(2, 0.5), (4, 0.4), (9, 0.8)]:
@@ -143,7 +174,7 @@ FIRST: dict[str, Any] = {"name": "first", "budget": {"steps": 2}, "learner": {"r
 @pytest.fixture
 def earlier(tmp_path: Path) -> Checkpoint:
     """A checkpoint of a run of FIRST, whose identity lies in the folder."""
-    identity = {"config": RunConfig.model_validate(FIRST).model_dump(mode="json")}
+    identity = {"config": RunConfig.model_validate(FIRST).model_dump(mode="json"), "attempts": [{}]}
     (tmp_path / "run.json").write_text(json.dumps(identity), encoding="utf-8")
     return Checkpoint(tmp_path / "checkpoints" / "step-00000002", 2, {})
 
@@ -207,6 +238,12 @@ def test_another_number_of_steps_is_told_where_it_moves_the_learning_rate(tmp_pa
     assert changed_schedule(RunConfig.model_validate({**FIRST, **falling}), tmp_path) == ""
     told = changed_schedule(RunConfig.model_validate({**longer, **falling}), tmp_path)
     assert told == "budget.steps was 2 and is 4: the cosine learning rate jumps, as it now falls to 0 there"
+    identity = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    identity["attempts"].append({"changed": {"config": {"now": {**identity["config"], "budget": {"steps": 4}}}}})
+    (tmp_path / "run.json").write_text(json.dumps(identity), encoding="utf-8")
+    assert changed_schedule(RunConfig.model_validate({**longer, **falling}), tmp_path) == ""
+    told = changed_schedule(RunConfig.model_validate({**FIRST, **falling}), tmp_path)
+    assert told.startswith("budget.steps was 4 and is 2: ")
 
 
 def test_other_data_is_no_resume(tmp_path: Path) -> None:

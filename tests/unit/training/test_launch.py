@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,6 +29,7 @@ from gxpo_trainer.runtime.locks import RunLock, process_start
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import connect_ray
+from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, next_attempt, repeated_passes
 from gxpo_trainer.training.controller import Controller, Counters
 from gxpo_trainer.training.launch import TERMINATED, Launch
@@ -323,6 +325,34 @@ def test_a_resumed_run_begins_with_the_evaluation_that_is_still_due_also_when_th
     assert evaluated == [3] * (due + deaths)
 
 
+@pytest.mark.parametrize("moment", ["start", "canary"])
+def test_a_learner_that_dies_while_it_starts_is_started_again(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"attempt": 1, "rule": {}, "cursor": {}, "counters": asdict(Counters(step=2, backward_passes=6.0))}
+    saved = Checkpoint(tmp_path, 2, {**state, "evaluation_owed": False})
+    died = LearnerDied("killed")
+    monkeypatch.setattr(proofs, "canary", Mock(side_effect=[died, None] if moment == "canary" else [None]))
+
+    def controller(**placement: int) -> Controller:
+        pool = Mock(timeline=Timeline(), group=Mock(watch=ProgressWatch()), engines=Mock(ready=[]))
+        learners = Mock(start=Mock(side_effect=died if moment == "start" else None), nodes=list, load=lambda *_: None)
+        config = RunConfig.model_validate({"placement": placement})
+        runtime: Any = Mock(config=config, pool=pool, learners=learners, rollouts=Mock(sync=lambda _: None))
+        reporter, store = Mock(out_dir=tmp_path), Mock(latest_valid=lambda: (saved, []))
+        return Controller(runtime, Mock(), reporter, store, Mock(), repeated_passes=9.0)
+
+    run = controller()
+    monkeypatch.setattr(run, "_next", lambda: "steps")
+    assert run.run(saved) == "steps"
+    assert (run.ready, run.attempt) == (True, 2)
+    # Of steps that the attempts before spent: this one has not begun any.
+    assert (run.counters.backward_passes, run.counters.repeated_passes) == (6, 9)
+    monkeypatch.setattr(proofs, "canary", Mock(side_effect=died))
+    with pytest.raises(TrainingError, match=r"the learner died 1 times \(killed\); see events\.jsonl"):
+        controller(max_restarts=0).run(saved)
+
+
 def test_a_run_that_does_not_end_after_sigterm_exits_at_the_limit(tmp_path: Path) -> None:
     program = """
         import pathlib, sys, time
@@ -373,6 +403,33 @@ def test_a_run_goes_on_without_a_checkpoint_but_does_not_end_without_the_last_on
     reporter.log_metrics.assert_not_called()
     with pytest.raises(TrainingError, match=r"last checkpoint at step 0 could not be written: .*No space left.*free"):
         controller._checkpoint(last=True)
+
+
+def test_a_checkpoint_gets_the_score_of_an_evaluation_after_it(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"budget": {"steps": 2}})
+    pool = Mock(timeline=Timeline(), group=Mock(watch=ProgressWatch()))
+    runtime: Any = Mock(config=config, pool=pool)
+    evaluator: Any = Mock(run=lambda *_, **__: ([], {"eval/average/pass@1": 0.5}))
+    store: Any = Mock()
+    controller = Controller(runtime, evaluator, Mock(out_dir=tmp_path), store, Mock(), control_request=lambda: None)
+    controller.counters = Counters(step=2)
+    controller._checkpoint()
+    assert controller._next() == "steps"
+    assert store.save.call_args.kwargs == {"score": None}
+    store.record_score.assert_called_once_with(2, 0.5)
+
+
+def test_a_step_reports_the_seconds_of_both_its_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig.model_validate({"checkpoint": {"every_steps": 0}, "evaluation": {"every_steps": 0}})
+    pool = Mock(timeline=Timeline(), group=Mock(watch=ProgressWatch()), engines=Mock(all=[0]))
+    controller = Controller(Mock(config=config, pool=pool), Mock(), Mock(out_dir=tmp_path), Mock(), Mock())
+    reported: list[Any] = []
+    monkeypatch.setattr(controller, "_learn_rewards", lambda *_: (Mock(diagnostics_s=0.0), {"time/sync_s": 3.0}))
+    monkeypatch.setattr(controller, "_report", lambda _, metrics, *__: reported.append(metrics["time/sync_s"]))
+    for synced in ({"time/sync_s": 2.0}, {}):
+        monkeypatch.setattr(controller, "_sync", lambda synced=synced: {**synced})
+        controller.step()
+    assert reported == [5.0, 3.0]
 
 
 def test_the_responses_of_a_step_that_nothing_judges_are_kept() -> None:

@@ -173,6 +173,21 @@ def test_five_steps_without_signal_are_an_event_a_metric_and_a_line_once_until_t
     assert words in stream.getvalue()
 
 
+@pytest.mark.parametrize(("zero_variance", "warns"), [("keep", False), ("drop", True)])
+def test_equal_rewards_in_a_group_are_signal_where_other_groups_are_compared(
+    zero_variance: str, warns: bool, tmp_path: Path
+) -> None:
+    learner = {"advantage": {"name": "shrinkage"}, "loss": {"zero_variance": zero_variance}}
+    runtime: Any = Mock(config=RunConfig.model_validate({"learner": learner}), watch=ProgressWatch())
+    result: Any = SimpleNamespace(backward_passes=1.0, update_s=1.0, peak_bytes=0, fallback=None)
+    reporter: Any = Mock(out_dir=tmp_path)
+    controller = Controller(runtime, Mock(), reporter, Mock(), Mock())
+    for step in range(1, 6):
+        controller.host.begin_step()
+        controller._report(step, {**NOTHING}, result, 1.0)
+    assert reporter.log_event.called == warns
+
+
 def test_each_source_has_its_reward_and_components_count_where_they_judge() -> None:
     def scored(source: str, *values: dict[str, float] | None) -> ScoredGroup:
         verdicts = tuple(

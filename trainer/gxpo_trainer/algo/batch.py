@@ -328,13 +328,20 @@ def supervised_batch(prompts: Sequence[Tokens], completions: Sequence[Tokens], t
 
 def prompt_groups(batch: StepBatch) -> list[list[int]]:
     """Indices of the sequences by group: runs of neighbours with equal numbers and prompts."""
-    keys = [(sequence.group, sequence.prompt_ids.tobytes()) for sequence in batch.sequences]
+    return _runs([(sequence.group, sequence.prompt_ids.tobytes()) for sequence in batch.sequences])
+
+
+def _runs(keys: Sequence[object]) -> list[list[int]]:
+    """Indices of neighbours with equal keys."""
     return [list(run) for _, run in itertools.groupby(range(len(keys)), key=keys.__getitem__)]
 
 
 def mini_batches(batch: StepBatch, num_mini_batches: int) -> list[StepBatch]:
-    """Split into consecutive parts of whole prompt groups, each a step batch with denominators of its own."""
-    groups = prompt_groups(batch)
+    """Split into consecutive parts of whole prompt groups, each a step batch with denominators of its own.
+
+    A group has all rows of its responses, whatever their prompts.
+    """
+    groups = _runs([sequence.group for sequence in batch.sequences])
     assert num_mini_batches <= len(groups), "RunConfig allows no more parts than prompts"
     parts = np.array_split(np.arange(len(groups)), num_mini_batches)
     split = [

@@ -42,7 +42,8 @@ class Table:
 
 
 def markdown(table: Table) -> str:
-    head, *body = (f"| {' | '.join(cells)} |" for cells in (table.header, *table.rows))
+    escaped = ([cell.replace("|", r"\|") for cell in cells] for cells in (table.header, *table.rows))
+    head, *body = (f"| {' | '.join(cells)} |" for cells in escaped)
     return "\n".join([f"*{table.title}*", "", head, "|" + "---|" * len(table.header), *body])
 
 

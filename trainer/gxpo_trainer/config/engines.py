@@ -60,7 +60,8 @@ ATTENTION_BREAK_EVEN = 1024
 
 
 class TeacherConfig(Settings):
-    """The frozen model that scores the policy's responses, for rollout.source = "teacher"."""
+    """The frozen model that scores the policy's responses, for rollout.source = "teacher". Off unless the run file has
+    this section."""
 
     path: str = Field(description="As model.path; its vocabulary must be that of the policy.")
     revision: str | None = Field(None, description="As model.revision.")

@@ -229,7 +229,7 @@ class SfpoRule(RuleSettings):
 
 
 class GxpoRule(RuleSettings):
-    """Gradient extrapolation: two probes, K virtual steps, one corrective pass; 3 passes whatever K."""
+    """Gradient extrapolation: two probes, K virtual steps, one corrective pass; 3 passes whatever K. Default rule."""
 
     label: ClassVar[str] = "GXPO"
     family: ClassVar[Family] = "look-ahead"

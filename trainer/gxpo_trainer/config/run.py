@@ -32,7 +32,8 @@ from gxpo_trainer.config.tasks import (
 
 
 class LoraConfig(Settings):
-    """Low-rank adapters by PEFT; the rule then acts on the adapter's parameters only."""
+    """Low-rank adapters by PEFT; the rule then acts on the adapter's parameters only. Off unless the run file has this
+    section."""
 
     rank: int = Field(16, ge=1, le=512, description="Rank of the adapter matrices; vLLM loads at most 512.")
     alpha: FiniteFloat = Field(32.0, gt=0, description="Scaling; the adapter's output is multiplied by alpha / rank.")
@@ -341,7 +342,7 @@ class DiagnosticsConfig(Settings):
 class BudgetConfig(Settings):
     """The first bound that is reached ends the run cleanly."""
 
-    steps: int | None = Field(None, le=LARGEST_INTEGER, description="Training steps.")
+    steps: int | None = Field(None, le=LARGEST_INTEGER, description="Training steps; 40 without a [budget].")
     backward_passes: int | None = Field(
         None, le=LARGEST_INTEGER, description="Full-batch gradients, without repeated and diagnostic ones."
     )
@@ -365,7 +366,7 @@ class BudgetConfig(Settings):
 
 class WarmStartConfig(Settings):
     """Supervised steps before the run's first one: a plain optimizer step each, on completions. Neither they nor their
-    passes count in the budget. The optimizer then starts afresh."""
+    passes count in the budget. The optimizer then starts afresh. Off unless the run file has this section."""
 
     steps: int = Field(ge=1, le=MOST_STEPS, description="Supervised steps.")
     rows_per_step: int = Field(64, ge=1, le=1_000_000, description="Completions in one supervised step.")

@@ -228,6 +228,8 @@ class AgentConfig(EnvironmentConfig):
     """An agent with a loop of its own, which asks the policy by OpenAI's API (docs/agents.md). It takes none
     of action_field, observation_field and max_observation_tokens."""
 
+    refused: ClassVar[tuple[str, ...]] = ("action_field", "observation_field", "max_observation_tokens")
+
     name: Literal["agent"] = AGENT
     command: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), max_length=1000, description="Program and arguments that start the agent; the problem is its input."
@@ -250,7 +252,7 @@ class AgentConfig(EnvironmentConfig):
     def _address_of_a_server(self) -> Self:
         if sum(map(bool, (self.command, self.function, self.url))) != 1:
             raise ValueError("needs how the agent starts; set one of command, function and url")
-        for name in ("action_field", "observation_field", "max_observation_tokens"):
+        for name in self.refused:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f'{name} means nothing for environment.name = "{AGENT}"; remove it')
         return self
@@ -442,7 +444,8 @@ class EvaluationConfig(Settings):
     answer_field: str | None = Field(None, description="Of the rows of files; none: data.answer_field.")
     template: Template = Field(
         "auto",
-        description="As data.template; `auto`: data.template, and boxed where that is auto too.",
+        description="As data.template; `auto`: plain for embedded tasks, else data.template, and boxed where that is "
+        "auto too.",
     )
     every_steps: Steps = Field(10, description="0: only at the end.")
     samples_per_prompt: int = Field(4, ge=1, le=100_000, description="n, for pass@k up to n.")

@@ -185,12 +185,14 @@ def load_benchmark(
                 f"evaluation.answer_field: the problems of {name!r} need answers, and data.answer_field is none; name "
                 "their field"
             )
+        if not local_path(name).is_file():
+            raise DataError(f"evaluation.benchmarks: the file {name!r} does not exist; correct its path")
         fields = {"prompt_field": prompt_field, "answer_field": answer_field, "system_prompt": None}
         try:
             loaded = load_prompts(alone.model_copy(update=fields), 0, check_golds=check_golds, most=most)
         except DataError as error:
             text = re.sub(r"set data\.(prompt|answer)_field", r"set evaluation.\1_field", str(error))
-            raise DataError(text) from None
+            raise DataError(text.replace("set data.source to", "set evaluation.benchmarks to")) from None
         prompts, files, label = loaded.prompts, loaded.sha256, Path(name).stem
     elif spec is not None:
         paths = locate(spec, evaluation.data_root)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import os
 import resource
 import time
 from collections.abc import Callable
@@ -105,10 +104,6 @@ class EnvironmentHost:
         await asyncio.gather(*(worker.end() for worker in workers))
         if self._gateway is not None:
             await self._gateway.close()
-
-    def pid(self) -> int:
-        """Process id; returned while calls are running."""
-        return os.getpid()
 
     def pids(self) -> dict[str, int]:
         """Of the episodes, by name."""

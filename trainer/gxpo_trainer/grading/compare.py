@@ -91,7 +91,8 @@ def _is_set(sequence: Sequence, items: tuple[Answer, ...]) -> bool:
 def _brackets_agree(gold: Sequence, answer: Sequence) -> bool:
     """Two-element brackets may be intervals, where ( and [ differ; a set is never a tuple; bare goes with all."""
     if not gold.opening or not answer.opening:
-        return len(gold.items) != 2 or "[" not in (gold.opening, answer.opening)
+        brackets = gold.opening + gold.closing + answer.opening + answer.closing
+        return len(gold.items) != 2 or not {*"[]"} & {*brackets}
     if "{" in (gold.opening, answer.opening):
         return gold.opening == answer.opening
     return len(gold.items) != 2 or (gold.opening, gold.closing) == (answer.opening, answer.closing)

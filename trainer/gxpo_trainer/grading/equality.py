@@ -216,17 +216,21 @@ _SCALES: tuple[tuple[int | str, str], ...] = (
 )
 
 
-def expressions_equal(a: Node, b: Node) -> bool:
-    """Whether two expressions are equal. Raises TooLarge when a magnitude is beyond what is computed here."""
+def expressions_equal(a: Node, b: Node, *, scaled: bool = False) -> bool:
+    """Whether two expressions are equal. scaled: a factor that may have no finite decimal form was cancelled.
+
+    Raises TooLarge when a magnitude is beyond what is computed here.
+    """
     decimal = any(part.kind == "num" and part.name == "." for node in (a, b) for part in subtrees(node))
-    if not symbols(a) and not symbols(b):
-        try:
+    try:
+        if not symbols(a) and not symbols(b):
             exact_a, exact_b = rational_value(a), rational_value(b)
-        except Undefined:
-            return False
-        if exact_a is not None and exact_b is not None:
-            return values_equal(exact_a, exact_b, decimal=decimal)
-    tolerance = DECIMAL_TOLERANCE if decimal else None
+            if exact_a is not None and exact_b is not None:
+                return values_equal(exact_a, exact_b, decimal=decimal)
+        rounded = decimal and (scaled or not (_is_finite(a) and _is_finite(b)))
+    except Undefined:
+        return False
+    tolerance = DECIMAL_TOLERANCE if rounded else None
     domains = (True, False) if are_real(a, b) else (False,)
     verdicts = (_agree(a, b, real=real, tolerance=tolerance) for real in domains)
     return next((verdict for verdict in verdicts if verdict is not None), False)
@@ -236,6 +240,26 @@ def values_equal(a: Fraction, b: Fraction, *, decimal: bool) -> bool:
     """Equal, or within `DECIMAL_TOLERANCE` where one is a decimal and the other has no finite decimal form."""
     near = decimal and not (finite_decimal(a) and finite_decimal(b))
     return a == b or (near and abs(a - b) <= DECIMAL_TOLERANCE * max(abs(a), abs(b)))
+
+
+def _is_finite(node: Node) -> bool:
+    """Whether all its coefficients have a finite decimal form: numbers, letters, their sums, products and powers.
+
+    Raises Undefined, TooLarge.
+    """
+    if node.kind == "div":
+        inverse = Node("pow", (node.args[1], Node("num", value=Fraction(-1))))
+        return _is_finite(node.args[0]) and _is_finite(inverse)
+    if node.kind == "num" or (node.kind == "pow" and not symbols(node)):
+        value = rational_value(node)
+        return value is not None and finite_decimal(value)
+    if node.kind == "pow":
+        base, exponent = node.args
+        times = None if symbols(exponent) else rational_value(exponent)
+        counted = times is None or (times >= 0 and times.denominator == 1)
+        return (counted or base.kind == "sym") and _is_finite(base) and _is_finite(exponent)
+    known = node.kind in ("sym", "neg", "add", "mul") or (node.kind, node.name) == ("const", "i")
+    return known and all(map(_is_finite, node.args))
 
 
 def finite_decimal(value: Fraction) -> bool:
@@ -362,7 +386,7 @@ def proportional(a: Node, b: Node) -> int:
     """
     elsewhere = {name: Node("sym", name=f"{name}'") for name in symbols(a) | symbols(b)}
     products = [Node("mul", (a, substituted(b, elsewhere))), Node("mul", (substituted(a, elsewhere), b))]
-    if not expressions_equal(*products):
+    if not expressions_equal(*products, scaled=True):
         return 0
     for point in _points(a, b):
         values = [_try(node, point, real=True) for node in (a, b)]

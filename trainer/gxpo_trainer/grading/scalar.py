@@ -213,5 +213,8 @@ def _as_words(s: str) -> str | None:
     s = _ARTICLE.sub("", _unwrapped(s.replace("\\emptyset", "emptyset").replace("\\mathbb{R}", "reals")))
     if re.search(r"[0-9\\^_=<>|/+*()\[\]{}!]|^-", s) or not re.search(r"[^\W\d_]", s):
         return None
+    # Single letters with an operator or a prime between are algebra (n-k, f'), not a word such as x-axis.
+    if re.search("[-−–'’:]", s) and not re.search(r"[^\W\d_]{3}", s):
+        return None
     letters = re.sub(r"[\W_]+", "", s)
     return letters if len(letters) == 1 else letters.casefold()

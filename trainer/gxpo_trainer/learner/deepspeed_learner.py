@@ -144,6 +144,8 @@ class DeepSpeedLearner:
         self.parking = Parking()
         """Its `unpark` undoes `park` bit for bit; gradients come back as zeros."""
         self._batches: list[LoadedBatch] = []
+        self._num_before_update = 0
+        """Batches whose first pass is before the step's first update."""
         self._index = 0
         self._finite = False
 
@@ -157,7 +159,9 @@ class DeepSpeedLearner:
         self._batches = [self._load_share(batch) for batch in batches]
         stale = self.config.rollout.async_depth > 0
         supervised = any(batch.supervised for batch in batches)
+        self._num_before_update = 1
         if len(batches) > 1 and not supervised and not (stale and self._loss.proximal == "sampler"):
+            self._num_before_update = len(batches)
             for index in range(len(batches)):
                 self.use_batch(index)
                 self.fix_old_logprobs()
@@ -216,8 +220,8 @@ class DeepSpeedLearner:
 
     def logprob_gap(self) -> tuple[float, float]:
         """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all loaded mini-batches,
-        at their first pass; 0 when there is none."""
-        metrics = self._first_pass_metrics()
+        or of the first alone where the first pass of the others is after its update; 0 when there is none."""
+        metrics = self._first_pass_metrics(self._batches[: self._num_before_update])
         return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
 
     def backward(self) -> BackwardResult:
@@ -299,7 +303,7 @@ class DeepSpeedLearner:
     def own_metrics(self) -> Metrics:
         """`importance/…` at the first passes of all loaded mini-batches, where they are measured; `system/learner_…`:
         resident set before the model was loaded, and on a GPU the most that torch reserved."""
-        first, prefix = self._first_pass_metrics(), "importance_"
+        first, prefix = self._first_pass_metrics(self._batches), "importance_"
         metrics = {f"importance/{n.removeprefix(prefix)}": v for n, v in first.items() if n.startswith(prefix)}
         metrics["system/learner_idle_bytes"] = float(self.idle_bytes)
         if self.device.type == "cuda":
@@ -362,9 +366,9 @@ class DeepSpeedLearner:
             lora_rank=settings.lora.rank if settings.lora else 0,
         )
 
-    def _first_pass_metrics(self) -> Metrics:
-        """Of the first passes over all batches that had one; there must be one."""
-        done = [batch.first_pass for batch in self._batches if batch.first_pass is not None]
+    def _first_pass_metrics(self, batches: Sequence[LoadedBatch]) -> Metrics:
+        """Of the first passes over those that had one; there must be one."""
+        done = [batch.first_pass for batch in batches if batch.first_pass is not None]
         return finish_statistics(functools.reduce(combine_statistics, done))
 
     def _forward(self, micro: MicroBatch, *, with_entropy: bool, temperature: float | None = None) -> TokenOutputs:

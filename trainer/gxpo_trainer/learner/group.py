@@ -20,7 +20,7 @@ from gxpo_trainer.errors import LearnerDied, Stalled
 from gxpo_trainer.learner.rank import LearnerRank, Stage, StepResult
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import result_of
-from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks
+from gxpo_trainer.runtime.ray_session import TracedProcess, end_stalled
 from gxpo_trainer.runtime.shared_devices import Devices
 from gxpo_trainer.weights.buckets import WeightBucket
 
@@ -200,6 +200,6 @@ class LearnerGroup:
             return list(result_of(calls))
         except (ray.exceptions.RayActorError, Stalled) as error:
             if isinstance(error, Stalled):
-                for rank in (rank for rank, call in enumerate(calls) if call in pending):
-                    print_stacks(f"learner rank {rank}", self.processes[rank])
+                hung = [rank for rank, call in enumerate(calls) if call in pending]
+                end_stalled({f"learner rank {rank}": self.processes[rank] for rank in hung})
             raise LearnerDied(str(error).strip().splitlines()[0]) from error

@@ -249,7 +249,10 @@ def _with_adapter(model: Any, lora: LoraConfig) -> Any:
     )
     try:
         # One dtype for all parameters; the engine keeps fp32 master weights of the adapter.
-        return get_peft_model(model, adapter, autocast_adapter_dtype=False)
+        adapted = get_peft_model(model, adapter, autocast_adapter_dtype=False)
+        if any(hasattr(layer, "lora_A") for layer in (model.get_input_embeddings(), model.get_output_embeddings())):
+            raise ValueError("an adapter of the embeddings or of the head is not supported")
+        return adapted
     except ValueError as error:
         raise ConfigError(
             f"learner.lora.target_modules = {list(lora.target_modules)} does not fit the model: {_first_line(error)}; "

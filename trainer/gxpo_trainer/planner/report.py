@@ -86,7 +86,9 @@ def to_text(plan: Plan, name: str) -> str:
         lines.append(f"Learner and sampler {how} their shared devices.")
     cells = ("Seconds", "sampling", "update", "step", "steps", "passes", "hours", "GPU hours")
     lines += ["", _columns(cells), *map(_rule_line, plan.rules)]
-    lines.append("With the look-ahead on to the end; without evaluation, checkpoints and start-up. * this run's rule.")
+    first = f"the {steps} steps of warm_start, " if (steps := inputs.config.warm_steps) else ""
+    left_out = f"without {first}evaluation, checkpoints and start-up"
+    lines.append(f"With the look-ahead on to the end; {left_out}. * this run's rule.")
     return "\n".join([*lines, "", "Assumptions", *(f"  {line}" for line in assumption_lines(plan))])
 
 

@@ -18,7 +18,7 @@ from gxpo_trainer.rollout.environments import EnvironmentHandle
 from gxpo_trainer.rollout.sampler import SamplerSettings, remote_sampler
 from gxpo_trainer.runtime.locks import remove_if_abandoned
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks
+from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, end_stalled
 from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
 
 KILL_S = 10.0
@@ -168,7 +168,7 @@ class Engines:
         self.log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
         if isinstance(error, Stalled):
             with self.placement.group.watch.excluded():
-                print_stacks(name, engine.process)
+                end_stalled({name: engine.process})
         engine.process = None
         if engine.restarts > MAX_RESTARTS:
             raise TrainingError(f"the {name} {what} {engine.restarts} times in a row; see events.jsonl") from error

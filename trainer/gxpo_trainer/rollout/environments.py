@@ -1,4 +1,4 @@
-"""The environments of a run: an EnvironmentHost as a Ray actor that all engines share, and its handle in each engine.
+"""The environments of a run: an EnvironmentHost in a Ray actor that all engines share, and its handle in each engine.
 
 The actor is asynchronous; its processes do the work. Ray restarts it when it dies and calls it again for what was
 running; as each call has the history of its episode, the episodes continue.
@@ -22,6 +22,7 @@ from gxpo_trainer.environments.contract import Call, Reply
 from gxpo_trainer.environments.host import EnvironmentHost
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import TracedProcess, end_stalled, trace_this_process
 
 PROBE_INTERVAL_S = 5.0
 PROBE_LIMIT_S = 60.0
@@ -29,6 +30,17 @@ PROBE_LIMIT_S = 60.0
 MAX_SILENT = 5
 MAX_DEATHS = 5
 CLOSE_LIMIT_S = 10.0
+
+
+class EnvironmentActor(EnvironmentHost):
+    """The host in a process of its own."""
+
+    _process: TracedProcess | None = None
+
+    def process(self) -> TracedProcess:
+        """The same for as long as it runs; answered while calls are running."""
+        self._process = self._process or trace_this_process()
+        return self._process
 
 
 class EnvironmentHandle:
@@ -83,22 +95,25 @@ class EnvironmentHandle:
 
     def _watch(self) -> None:
         """Kill the actor when it does not answer, and fail calls that have lost too many; in a thread of its own."""
-        silent, last_pid = 0, None
+        silent, last = 0, None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._deaths)
             try:
-                pid = ray.get(self.actor.pid.remote(), timeout=PROBE_LIMIT_S)
+                process = ray.get(self.actor.process.remote(), timeout=PROBE_LIMIT_S)
                 silent = 0
             except ray.exceptions.GetTimeoutError:
-                ray.kill(self.actor, no_restart=False)
-                silent, pid = silent + 1, last_pid
+                if last is not None and silent == 0:
+                    end_stalled({"environment actor": last})
+                else:  # it has not answered since it started
+                    ray.kill(self.actor, no_restart=False)
+                silent, process = silent + 1, last
             except ray.exceptions.RayActorError:
                 return  # dead for good: the calls fail by themselves
             with self._changed:
-                if last_pid not in (None, pid):
+                if last not in (None, process):
                     self._deaths = {future: deaths + 1 for future, deaths in self._deaths.items()}
-                waiting, last_pid = dict(self._deaths), pid
+                waiting, last = dict(self._deaths), process
             for future, deaths in waiting.items():
                 if silent >= MAX_SILENT:
                     times = f"{MAX_SILENT} times in a row, each time for {PROBE_LIMIT_S:g} s"
@@ -120,4 +135,4 @@ def start_environments(config: RunConfig, placement: Placement) -> EnvironmentHa
     options = placement.verifier_options() | options
     # An engine that samples a turn for longer has stalled, or was restarted.
     idle_s = 2 * max(config.timeouts.sampling_s, config.timeouts.evaluating_s)
-    return EnvironmentHandle(ray.remote(EnvironmentHost).options(**options).remote(config.environment, idle_s))
+    return EnvironmentHandle(ray.remote(EnvironmentActor).options(**options).remote(config.environment, idle_s))

@@ -371,7 +371,7 @@ class Collection:
             indices = [index for index, _ in item.groups]
             for index in indices:
                 self._dispatcher.finish(engine.index, index)
-            submitted = Submitted(indices, reference, any(self._requests[index].rewards for index in indices))
+            submitted = Submitted(indices, reference, [self._requests[index].rewards for index in indices])
             call = self._pool.verifier.submit(submitted)
             self._pending[call] = submitted
             self._unscored.add(call)

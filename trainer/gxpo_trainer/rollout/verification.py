@@ -24,7 +24,7 @@ from gxpo_trainer.grading.rewards import OWN, URLS, tokens
 from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.vllm_driver import Sampled
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
+from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, end_stalled, trace_this_process
 from gxpo_trainer.types import EXTRA_KEY, Group, HttpUsage, Sample, Verdict, VerdictStatus
 
 
@@ -40,12 +40,13 @@ class VerifierActor:
     async def trace(self) -> TracedProcess:
         return trace_this_process()
 
-    async def score(self, sampled: Sampled, rewards: bool = True) -> list[tuple[Verdict, ...]]:
+    async def score(self, sampled: Sampled, rewards: Sequence[bool]) -> list[tuple[Verdict, ...]]:
         """One verdict per sample of each group, in order. Several calls may be in flight.
 
-        rewards: also compute reward components, which an evaluation does not use.
+        rewards: of each group, whether to compute reward components, which an evaluation does not use.
         """
-        return await asyncio.gather(*(self._scored(group, rewards) for _, group in sampled.groups))
+        both = zip(sampled.groups, rewards, strict=True)
+        return await asyncio.gather(*(self._scored(group, computed) for (_, group), computed in both))
 
     async def _scored(self, group: Group, rewards: bool) -> tuple[Verdict, ...]:
         config = self._config.judging(group.prompt)
@@ -200,7 +201,7 @@ class Submitted:
 
     indices: Sequence[int]
     groups: Any
-    rewards: bool
+    rewards: Sequence[bool]
     actor: Any = None
 
 
@@ -255,7 +256,7 @@ class VerifierHandle:
         if isinstance(error, Stalled):
             ready, _ = ray.wait([self._traced], timeout=0)
             with self._placement.group.watch.excluded():
-                print_stacks("verifier", ray.get(ready[0]) if ready else None)
+                end_stalled({"verifier": ray.get(ready[0]) if ready else None})
         self.kill()  # a stalled one is alive; its other calls fail with it
         if restarts > MAX_RESTARTS:
             raise TrainingError(

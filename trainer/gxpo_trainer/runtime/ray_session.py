@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,22 +208,52 @@ def trace_this_process() -> TracedProcess:
     return TracedProcess(this_node(), os.getpid(), descriptor)
 
 
-def print_stacks(name: str, process: TracedProcess | None) -> None:
-    """Print the stacks of a hung process into the log of the run. process: None while it has not told."""
-    if process is None:
-        text = "it hangs before it could be traced"
-    elif process.node != this_node():
-        text = f"it is process {process.pid} of another node ({process.node[:8]}), where `py-spy dump` reads them"
-    else:
-        text = stacks(process.pid, process.descriptor)
-    print(f"the stacks of the {name} follow\n{text}", file=sys.stderr, flush=True)
+def end_stalled(processes: Mapping[str, TracedProcess | None]) -> None:
+    """Print the stacks of hung processes into the log of the run, then kill them. By name; None while one has not told.
+
+    `ray.kill` ends no process to which Ray's node manager has failed to connect, such as one that was stopped before
+    its first call, and the CPUs of its bundle stay taken (Ray 2.60).
+    """
+    for name, process in processes.items():
+        if process is None:
+            text = "it hangs before it could be traced"
+        elif process.node != this_node():
+            text = f"it is process {process.pid} of another node ({process.node[:8]}), where `py-spy dump` reads them"
+        else:
+            text = stacks(process.pid, process.descriptor)
+        print(f"the stacks of the {name} follow\n{text}", file=sys.stderr, flush=True)
+    for process in filter(None, processes.values()):
+        if process.node == this_node():
+            _kill(process)
+        else:
+            _kill_there(process)
+
+
+def _kill_there(process: TracedProcess) -> None:
+    """Without waiting, as the node may be lost."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    on_node = NodeAffinitySchedulingStrategy(process.node, soft=False)
+    ray.remote(_kill).options(num_cpus=0, scheduling_strategy=on_node).remote(process)
+
+
+def _kill(process: TracedProcess) -> None:
+    with suppress(OSError):  # it has ended
+        if _is_traced(process.pid, process.descriptor):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def _is_traced(pid: int, descriptor: int) -> bool:
+    """Whether it is still the process that was traced: another may have its number now. Raises OSError when ended."""
+    return _STACKS_FILE in Path(f"/proc/{pid}/fd/{descriptor}").readlink().name
 
 
 def stacks(pid: int, descriptor: int) -> str:
     """The stacks of a process of this host, or why there are none."""
     file = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
-        if _STACKS_FILE not in file.readlink().name:  # another process has its number now, and would end by the signal
+        if not _is_traced(pid, descriptor):  # the signal would end another process
             return "the process has ended"
         before = file.stat().st_size
         os.kill(pid, _STACKS_SIGNAL)

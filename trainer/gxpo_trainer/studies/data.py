@@ -133,7 +133,8 @@ def read(folder: Path) -> StudyData:
     by_run: dict[RunKey, list[Row]] = {}
     for row in rows:
         by_run.setdefault(key_of(row), []).append(row)
-    curves = {key: _curves(study, key, own) for key, own in by_run.items()}
+    row_of = {key_of(row): row for row in runs}
+    curves = {key: _curves(study, key, own, row_of[key]) for key, own in by_run.items()}
     return StudyData(study, conditions, runs, curves)
 
 
@@ -146,6 +147,9 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves | None, folder: Path
         **asdict(key),
         **asdict(result),
         "peak": result.accuracy if run is None else float(run.curve.accuracy.max()),
+        # Of the config, so that data is read without the packages of its rules.
+        "rule": None if run is None else run.rule,
+        "forward_passes": None if run is None else run.curve.forward_passes,
         # Checkpoints and evaluations have rows of their own.
         "steps": max((int(row["step"]) for row in rows), default=0),
         "backward_passes": float(last.get("update/backward_passes_total", 0.0)),
@@ -170,7 +174,11 @@ def _evaluation_rows(key: RunKey, run: RunCurves) -> list[Row]:
     ]
 
 
-def _curves(study: Study, key: RunKey, rows: list[Row]) -> RunCurves:
+def _curves(study: Study, key: RunKey, rows: list[Row], row_of_run: Row) -> RunCurves:
+    if row_of_run.get("forward_passes") is None:  # data of the first versions
+        config = run_config(study, key)
+        passes = forward_passes(config.model_dump(mode="json"))
+        row_of_run |= {"rule": config.learner.rule.label, "forward_passes": passes}
     rows = sorted(rows, key=lambda row: int(row["step"]))
     problems = len(rows[0]["per_problem"])
     digest = rows[0]["problems_sha256"]
@@ -179,7 +187,7 @@ def _curves(study: Study, key: RunKey, rows: list[Row]) -> RunCurves:
         **{name: np.array([float(row[name]) for row in rows]) for name in _COLUMNS},
         per_problem=np.array([row["per_problem"] for row in rows]) if problems else None,
         problem_ids=tuple(f"{digest}/{number}" for number in range(problems)),
-        forward_passes=forward_passes(run_config(study, key).model_dump(mode="json")),
+        forward_passes=row_of_run["forward_passes"],
     )
     return RunCurves(key.folder, study.arms[key.arm].label, key.seed, curve)
 

@@ -191,10 +191,10 @@ class Study(Settings):
 
     def _check_overrides(self) -> None:
         """Raises ValueError for overrides without an effect, since the study sets the same setting for each run."""
-        searched = self.search.settings if self.search else {}
-        tables = {"overrides": (self.overrides, searched)}
+        tables = {"overrides": (self.overrides, self.search.settings if self.search else {})}
         tables |= {
-            f"arms.{name}.overrides": (arm.overrides, {**searched, **arm.search}) for name, arm in self.arms.items()
+            f"arms.{name}.overrides": (arm.overrides, search_space(self, arm.learning_rate_of or name))
+            for name, arm in self.arms.items()
         }
         for table, (overrides, own) in tables.items():
             for path in (text.partition("=")[0].strip() for text in overrides):
@@ -442,7 +442,8 @@ def run_config(study: Study, key: RunKey) -> RunConfig:
 
 def extremes(study: Study, arm: str) -> Iterator[RunKey]:
     """Runs that have every searched value once, and the ends of learning rates and seeds, which are intervals."""
-    space, source = search_space(study, arm), study.arms[arm].learning_rate_of
+    source = study.arms[arm].learning_rate_of
+    space = search_space(study, source or arm)
     factor = 1.0 if source is None else study.arms[arm].learning_rate_factor
     for number in range(max(map(len, space.values()))) if study.search else (0, -1):
         point = point_of({name: values[number % len(values)] for name, values in space.items()})
@@ -469,6 +470,7 @@ def registration(study: Study, registered: Mapping[str, Any] | None) -> tuple[li
         analysis, tuned = dumped["analysis"], dumped.get("search") or dumped["ladder"]
         return {
             "arms": (dumped["arms"], dumped["baseline"]),
+            "settings of all arms": (dumped["preset"], dumped["overrides"]),
             "seeds": (dumped["seeds"], tuned["seeds"]),
             "budgets": (dumped["backward_passes"], dumped["evaluate_every"], tuned),
             "costs of comparison": dumped["compare_at"],

@@ -68,14 +68,15 @@ class ArmFindings:
 class Findings:
     """arms: those with all reported seeds, the baseline first. missing: labels of the others.
 
-    targets: accuracies. grids: the common grids of batches and passes. detectable: smallest difference of plateaus that
-    the study shows with 80% probability; None without a spread.
+    targets: accuracy by share of the best plateau, without those that a run meets at its start. grids: the common grids
+    of batches and passes. detectable: smallest difference of plateaus that the study shows with 80% probability; None
+    without a spread.
     """
 
     baseline: ArmFindings
     arms: tuple[ArmFindings, ...]
     missing: tuple[str, ...]
-    targets: tuple[float, ...]
+    targets: dict[float, float]
     best: float
     grids: Grids
     detectable: float | None
@@ -86,15 +87,19 @@ class Findings:
 
 
 def find(data: StudyData) -> Findings | None:
-    """The findings; None before the baseline has all its seeds."""
+    """The findings; None before the baseline has all its seeds, and where one of them has no evaluation."""
     study, plan = data.study, data.study.analysis
-    groups = {arm: group for arm in study.arms if (group := data.group(arm)) and len(group.runs) == len(study.seeds)}
+    complete = [arm for arm in study.arms if len(data.reported(arm)) == len(study.seeds)]
+    # A run that diverged before its first evaluation has no curve: its arm is tested, and nothing is shown for it.
+    groups = {arm: group for arm in complete if (group := data.group(arm)) and len(group.runs) == len(study.seeds)}
     if study.baseline not in groups:
         return None
-    reference, tested = groups[study.baseline], study.tested & set(groups)
+    reference, tested = groups[study.baseline], study.tested & set(complete)
     grids = common_grids(list(groups.values()))
     best = best_plateau(list(groups.values()), study.backward_passes, plan.plateau)
-    targets = tuple(share * best for share in plan.targets)
+    curves = [run.curve for group in groups.values() for run in group.runs]
+    start = max((float(curve.accuracy[0]) for curve in curves if curve.steps[0] == 0), default=0.0)
+    targets = {share: share * best for share in plan.targets if share * best > start}
     raw = plateau_contrasts(list(groups.values()), reference, study.backward_passes, plan.plateau, plan.margin)
     of_plateaus = {arm: raw[group.name] for arm, group in groups.items() if group.name in raw}
     against = _family(of_plateaus, tested, len(tested))
@@ -103,22 +108,24 @@ def find(data: StudyData) -> Findings | None:
         of_axis = {key: one for key, one in equal.items() if key[1][0] == axis}
         most = max(Counter(arm for arm, _ in of_axis).values(), default=0)
         equal |= _family(of_axis, {key for key in of_axis if key[0] in tested}, most * len(tested))
-    swept = {arm: {axis: sweep(g, reference, targets, grids, axis) for axis in SWEPT} for arm, g in groups.items()}
+    reached = [*targets.values()]
+    swept = {arm: {axis: sweep(g, reference, reached, grids, axis) for axis in SWEPT} for arm, g in groups.items()}
     keys = [(arm, axis) for arm in tested for axis in SWEPT]
-    fewer = dict(zip(keys, holm([_p_of_sweep(swept[arm][axis]) for arm, axis in keys]), strict=True))
+    p_values = [_p_of_sweep(swept[arm][axis]) if arm in swept else None for arm, axis in keys]
+    fewer = dict(zip(keys, holm(p_values), strict=True))
     arms = [
         _arm(
             data,
-            groups[arm],
+            groups.get(arm),
             arm=arm,
             against=against.get(arm),
             equal={cost: one for (name, cost), one in equal.items() if name == arm},
-            sweep=swept[arm],
+            sweep=swept.get(arm, {axis: [] for axis in SWEPT}),
             fewer={axis: fewer.get((arm, axis)) for axis in SWEPT},
         )
-        for arm in [study.baseline, *(arm for arm in groups if arm != study.baseline)]
+        for arm in [study.baseline, *(arm for arm in complete if arm != study.baseline)]
     ]
-    missing = tuple(study.arms[arm].label for arm in study.arms if arm not in groups)
+    missing = tuple(study.arms[arm].label for arm in study.arms if arm not in complete)
     family = [one for arm, one in against.items() if arm in tested]
     return Findings(arms[0], tuple(arms), missing, targets, best, grids, detectable(family, len(tested)))
 
@@ -135,7 +142,7 @@ def _p_of_sweep(reaches: list[Reach]) -> float | None:
     ratios = [reach.interpolated.mean if reach.interpolated else 1.0 for reach in reaches]
     values = [reach.p_value for reach in reaches if reach.p_value is not None]
     one_way = all(ratio > 1 for ratio in ratios) or all(ratio < 1 for ratio in ratios)
-    return max(values) if one_way and len(values) == len(reaches) else None
+    return max(values) if values and one_way and len(values) == len(reaches) else None
 
 
 def _equal_costs(
@@ -168,7 +175,7 @@ def _equal_costs(
     return contrasts
 
 
-def _arm(data: StudyData, group: SeedGroup, arm: str, **compared: Any) -> ArmFindings:
+def _arm(data: StudyData, group: SeedGroup | None, arm: str, **compared: Any) -> ArmFindings:
     study, rows = data.study, data.reported(arm)
     tuning: dict[Point, list[Row]] = {}
     for row in data.runs:
@@ -176,12 +183,12 @@ def _arm(data: StudyData, group: SeedGroup, arm: str, **compared: Any) -> ArmFin
             tuning.setdefault(key_of(row).point, []).append(row)
     point = key_of(rows[0]).point
     medians = {name: [row[name] for row in rows if row[name] is not None] for name in MEDIANS}
-    own = plateaus(group, study.backward_passes, study.analysis.plateau) or {}
+    own = (group and plateaus(group, study.backward_passes, study.analysis.plateau)) or {}
     return ArmFindings(
         arm=arm,
-        label=group.name,
+        label=study.arms[arm].label,
         point=point,
-        seeds=tuple(run.seed for run in group.runs),
+        seeds=tuple(int(row["seed"]) for row in rows),
         final=mean_interval([float(row["accuracy"]) for row in rows]),
         plateau=mean_interval(list(own.values())) if own else Interval(np.nan, None, None, 0),
         tuning=tuple(

@@ -75,18 +75,19 @@ def _equal_cell(one: Contrast) -> str:
 
 def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
     """Speed-ups to the targets, with the plateau that each arm pays for them; the baseline's row has its costs."""
-    header = ("arm", "plateau", *(f"{100 * share:g}%" for share in data.study.analysis.targets))
+    unknown = dict.fromkeys(data.study.analysis.targets, "met at the start") | dict.fromkeys(findings.targets, "–")
+    header = ("arm", "plateau", *(f"{100 * share:g}%" for share in unknown))
     rows = []
     for arm in findings.arms:
         reaches = arm.sweep[axis]
         if arm is findings.baseline:
             unit, digits = (1e-3, 0) if axis == "token_passes" else (1, 1)
             costs = [[f"{unit * c:.{digits}f}" for c in reach.costs if c is not None] for reach in reaches]
-            rows.append(
-                (f"{arm.label}: its cost", bracket(arm.plateau, "%"), *("; ".join(cell) or "–" for cell in costs))
-            )
+            name, plateau, cells = f"{arm.label}: its cost", bracket(arm.plateau, "%"), ["; ".join(c) for c in costs]
         else:
-            rows.append((arm.label, _plateau(arm), *map(reach_cell, reaches)))
+            name, plateau, cells = arm.label, _plateau(arm), [*map(reach_cell, reaches)]
+        shown = {share: cell for share, cell in zip(findings.targets, cells, strict=False) if cell}
+        rows.append((name, plateau, *(unknown | shown).values()))
     grid = findings.grids.get(axis)
     step = "" if grid is None or len(grid) < 2 else f", every {np.diff(grid).max():g}"
     by = f"first crossing on the common grid{step}; then on the monotone curve through the same evaluations"
@@ -188,9 +189,10 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     if findings is None:
         return {}
     arms = [arm.arm for arm in findings.arms]
-    groups = {arm: group for arm in arms if (group := data.group(arm)) is not None}
+    groups = {arm: g for arm in arms if (g := data.group(arm)) and len(g.runs) == len(data.study.seeds)}
     # An arm's own label may be any text.
-    rules = [run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms]
+    known = {row["arm"]: row["rule"] for row in data.runs if row["stage"] == "report" and row.get("rule")}
+    rules = [known.get(arm) or run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms]
     styles = dict(zip(arms, line_styles(rules), strict=True))
     name = data.study.name
     return {
@@ -199,15 +201,22 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     }
 
 
+def without_result(data: StudyData) -> str:
+    """Why a study has no findings."""
+    if len(data.reported(data.study.baseline)) == len(data.study.seeds):
+        return "No result: a run of the baseline diverged before its first evaluation."
+    return f"Incomplete: {len(data.runs)} runs are done, and the baseline lacks seeds. No result yet."
+
+
 def compose(data: StudyData) -> str:
     """The report as Markdown."""
     study, findings = data.study, find(data)
     if findings is None:
-        text = f"Incomplete: {len(data.runs)} runs are done, and the baseline lacks seeds. No result yet."
-        return f"# {study.title}\n\n{text}\n"
+        return f"# {study.title}\n\n{without_result(data)}\n"
     name, base = study.name, findings.baseline.label
     follows = [
-        f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT)}; plateau {_plateau(arm)}."
+        f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT) if findings.targets else _NO_TARGET}; "
+        f"plateau {_plateau(arm)}."
         for arm in findings.candidates
     ]
     curves = "Held-out accuracy against backward passes, steps, tokens and time, by arm"
@@ -286,10 +295,12 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
         none = "" if "higher" in " ".join(verdicts) else "none is shown to be higher; "
         margin = _points(study.analysis.margin)
         lines.append(f"Plateaus against {base.label}, in points, with a margin of {margin}: {none}{told}.")
-    low, high = (f"{100 * end(study.analysis.targets):g}%" for end in (min, max))
-    for axis, arms in fewer.items() if compared else ():
-        what = f"Fewer {_NOUNS[axis]} than {base.label} to every target from {low} to {high} of the best plateau"
-        lines.append(f"{what}: {'; '.join(arms) or 'shown for no arm'}.")
+    shares = [f"{100 * share:g}%" for share in sorted(findings.targets)]
+    for axis, arms in fewer.items() if compared and shares else ():
+        what = f"Fewer {_NOUNS[axis]} than {base.label} to every target from {shares[0]} to {shares[-1]} of the best"
+        lines.append(f"{what} plateau: {'; '.join(arms) or 'shown for no arm'}.")
+    if not shares:
+        lines.append(f"Costs are not compared: {_NO_TARGET}.")
     lines += study.limits
     kept, rest = registration(study, data.conditions.get("registered"))
     known, open_ = (", ".join(names) or "nothing" for names in (kept, rest))
@@ -301,6 +312,7 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     return lines
 
 
+_NO_TARGET = "every target is met at the start"
 _NOUNS: dict[Axis, str] = {"backward_passes": "backward passes", "steps": "batches", "token_passes": "token-passes"}
 
 

@@ -30,6 +30,7 @@ from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.jsonl import sync_folder, write_json
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY, read_events, read_identity, read_metrics
+from gxpo_trainer.reporting.trackers import current_config
 
 CHECKPOINTS = "checkpoints"
 MANIFEST, STATE, LEARNER, POLICY, ADAPTER = "manifest.json", "state.json", "learner", "policy", "adapter"
@@ -169,7 +170,7 @@ class CheckpointStore:
         resumed from them: they do not count, and are replaced when it reaches their steps."""
         steps = [step for step in self.steps() if step <= newest]
         keep = set(steps[-self.settings.keep_last :])
-        scores = {step: score for step in steps if (score := self._score(step)) is not None}
+        scores = {step: score for step in steps if (score := self.score(step)) is not None}
         # Of equal scores the earliest is the best, because it cost least.
         best = sorted(scores, key=lambda step: (-scores[step], step))[: self.settings.keep_best]
         for step in set(steps) - keep - set(best):
@@ -177,7 +178,19 @@ class CheckpointStore:
             self.path(step).rename(dropped)  # a partly deleted checkpoint must not have a checkpoint's name
             shutil.rmtree(dropped, ignore_errors=True)
 
-    def _score(self, step: int) -> float | None:
+    def record_score(self, step: int, score: float) -> None:
+        """Add the score of an evaluation after the checkpoint, which is valid at every moment. Raises OSError."""
+        path = self.path(step)
+        manifest, state = (json.loads((path / name).read_text(encoding="utf-8")) for name in (MANIFEST, STATE))
+        manifest["sha256"].pop(STATE, None)  # what has no hash is not compared
+        write_json(path / MANIFEST, manifest)
+        write_json(path / STATE, {**state, "score": score})
+        manifest["sha256"][STATE] = hash_path(path / STATE)
+        write_json(path / MANIFEST, manifest)
+        self._retain(step)
+
+    def score(self, step: int) -> float | None:
+        """The score of a checkpoint, whose files are not verified; None without an evaluation."""
         try:
             score = json.loads((self.path(step) / STATE).read_text(encoding="utf-8")).get("score")
         except (OSError, ValueError):
@@ -287,12 +300,12 @@ def check_same_data(out_dir: Path, sha256: Mapping[str, str]) -> None:
 
 
 def changed_schedule(config: RunConfig, out_dir: Path) -> str:
-    """What another `budget.steps` means for the learning rate of a run that is resumed; empty if it means nothing."""
-    begun, schedule = read_identity(out_dir)["config"]["budget"]["steps"], config.learner.optimizer.schedule
-    if schedule == "constant" or begun == config.budget.steps:
+    """What another `budget.steps` than at the last launch means for a run's learning rate; empty for nothing."""
+    before, schedule = current_config(out_dir)["budget"]["steps"], config.learner.optimizer.schedule
+    if schedule == "constant" or before == config.budget.steps:
         return ""
     return (
-        f"budget.steps was {begun} and is {config.budget.steps}: the {schedule} learning rate jumps, as it now falls "
+        f"budget.steps was {before} and is {config.budget.steps}: the {schedule} learning rate jumps, as it now falls "
         "to 0 there"
     )
 

@@ -7,10 +7,12 @@ and the rule's state. The functions below the controller compute a step's metric
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,41 +138,43 @@ class Controller:
         """Train until the budget is spent or a pause or cancel request arrives; returns which of them ended the run."""
         if (request := self.control_request()) is not None:
             return request  # there is nothing yet to keep in a checkpoint
-        try:
-            with self.watch.abandonable():
-                self._start(resume_from)
-        except Interrupted:
-            return "pause"
         evaluation_due = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
         recoveries = 0
+        start: Callable[[], None] | None = partial(self._start, resume_from)
         while True:
             try:
+                if start is not None:
+                    with self.watch.abandonable():
+                        start()
+                    start = None
                 if evaluation_due and self.control_request() is None:
                     self._evaluate()
                 evaluation_due = False
                 if (ended := self._next()) is not None:
                     return ended
             except Interrupted:
+                if start is not None:
+                    return "pause"  # the last checkpoint is what there is
                 continue  # to the request that the same signal made
             except LearnerDied as error:
                 recoveries += 1
                 if recoveries > self.config.placement.max_restarts:
                     raise TrainingError(f"the learner died {recoveries} times ({error}); see events.jsonl") from error
-                try:
-                    with self.watch.abandonable():
-                        self._recover(error)
-                except Interrupted:
-                    return "pause"  # the last checkpoint is what there is
+                start = partial(self._recover, error)
 
     def _start(self, resume_from: Checkpoint | None) -> None:
-        """Start the processes, load the policy into all of them, and prove that they agree."""
+        """Start the processes and the run."""
         self.enter_phase("starting engines")
+        if resume_from is not None:
+            self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
         if self.config.needs_engines:
             self.pool.start()
         self.learners.start()
-        if resume_from is not None:
-            self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
-        self._resume(resume_from)
+        self._begin(resume_from)
+
+    def _begin(self, checkpoint: Checkpoint | None) -> None:
+        """Load the policy into all processes, and prove that they agree."""
+        self._resume(checkpoint)
         if self.config.needs_engines:
             proofs.canary(self.config, self.learners, self.pool, self.planner)
         self._sync()
@@ -217,7 +221,10 @@ class Controller:
             result, metrics = self._learn_completions(number, rollouts)
         else:
             result, metrics = self._learn_rewards(number, rollouts)
-        metrics.update(self._sync())
+        synced = self._sync()
+        if "time/sync_s" in synced:
+            synced["time/sync_s"] += metrics.get("time/sync_s", 0.0)  # of one that was put off until this step
+        metrics.update(synced)
         spans = self.pool.timeline.cut(window)
         if self.config.needs_engines and number > self.config.warm_steps:
             metrics.update(overlap_metrics(spans, window, len(self.pool.engines.all)))
@@ -343,7 +350,10 @@ class Controller:
             metrics["update/repeated_passes_total"] = counters.repeated_passes
         metrics.update(self.host.metrics())
         metrics["system/learner_peak_bytes"] = float(result.peak_bytes)
+        learner = self.config.learner
+        relative = learner.advantage.name in ("group", "maxrl") or learner.loss.zero_variance != "keep"
         flat = metrics.get("reward/zero_variance_fraction", 0.0) >= FLAT_FRACTION and self.config.teacher is None
+        flat = flat and relative  # other advantages of equal rewards need not be 0
         self.counters = replace(counters, flat=counters.flat + 1 if flat else 0)
         if self.counters.flat >= FLAT_STEPS:
             metrics["reward/no_signal"] = 1.0
@@ -394,6 +404,9 @@ class Controller:
         if records:
             self.progress.message(self.evaluator.describe(step, metrics))
         self._evaluated = step
+        if self._saved == step and self._score is not None:
+            with contextlib.suppress(OSError):  # such as a full disk; the checkpoint stays valid without it
+                self.store.record_score(step, self._score)
 
     # ---- checkpoints and recovery ---------------------------------------------------------------------------
 
@@ -453,15 +466,19 @@ class Controller:
         for problem in problems:
             self.reporter.log_event("checkpoint_skipped", problem)
         kept = checkpoint.state["counters"]["backward_passes"] if checkpoint else 0.0
-        self.counters = Counters(repeated_passes=lost.repeated_passes + lost.backward_passes - kept)
+        # A learner that died before it had loaded its checkpoint has lost nothing.
+        self.counters = Counters(repeated_passes=lost.repeated_passes + max(0.0, lost.backward_passes - kept))
         self.enter_phase("starting engines")
         try:
             self.rollouts.discard()
             self.learners.restart()
             if checkpoint is None:
                 self.rollouts.restart()
-            self._resume(checkpoint)
-            self._sync()
+            if self.ready:
+                self._resume(checkpoint)
+                self._sync()
+            else:
+                self._begin(checkpoint)
         except LearnerDied as second:
             raise TrainingError(f"the learner died again during its recovery: {second}") from second
         where = f"step {checkpoint.step}" if checkpoint else "the start"

@@ -109,10 +109,11 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
             control_request=launch.control_request,
             enter_phase=launch.enter_phase,
         )
+        change = changed_schedule(config, prepared.out_dir) if checkpoint is not None else ""
         _write_identity(prepared, launch, reporter, attempt)
         for problem in prepared.skipped:
             reporter.log_event("checkpoint_skipped", problem)
-        if checkpoint is not None and (change := changed_schedule(config, prepared.out_dir)):
+        if change:
             reporter.log_event("schedule_changed", change)
             progress.message(change)
         progress.message("starting sampler and learner")
