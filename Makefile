@@ -29,7 +29,7 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-demo: setup  ## race update rules on an embedded task (TASK=word_problems or arithmetic_skill) at equal passes
+demo: setup  ## train with update rules on an embedded task (TASK=word_problems or arithmetic_skill) at equal passes
 	$(VENV)/bin/gxpo demo --task $(TASK)
 
 up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C ends them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ PREFIX = "/api/v1"
 PAGE = 200
 FRESH_S = 1.0
 _DOWNLOAD_S = 600.0
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")  # as the service's (api/idempotency.py)
 Json = dict[str, Any]
 K = TypeVar("K")
 V = TypeVar("V")
@@ -162,6 +164,10 @@ class Client:
 
     def post(self, path: str, *parts: str, body: Json | None = None, key: str | None = None) -> Json:
         """key: an idempotency key, with which the request may be repeated."""
+        if key is not None and not _KEY.fullmatch(key):
+            raise InvalidRequest(
+                f"the idempotency key {key!r} must be 1 to 200 printable ASCII characters without blanks"
+            )
         headers = {"Idempotency-Key": key} if key else {}
         return self.send("POST", path, *parts, json=body, headers=headers, retry=key is not None)
 

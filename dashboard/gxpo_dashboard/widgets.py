@@ -31,12 +31,15 @@ def cursors(name: str, query: Any) -> list[str]:
 def pager(name: str, visited: list[str], following: str | None, first: int, num: int, of: str = "") -> None:
     """Buttons to the pages before and after, and the range on this page. first: number of items before it."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        if st.button("Back", icon=":material/chevron_left:", disabled=not visited, key=f"{name}-back"):
-            visited.pop()
-            st.rerun(scope="fragment")
-        if st.button("Next", icon=":material/chevron_right:", disabled=not following, key=f"{name}-next"):
-            visited.append(str(following))
-            st.rerun(scope="fragment")
+        # A callback gets the whole list, as two quick clicks may call it twice.
+        for label, icon, changed, is_possible in (
+            ("Back", "chevron_left", visited[:-1], visited),
+            ("Next", "chevron_right", [*visited, following], following),
+        ):
+            st.button(
+                label, icon=f":material/{icon}:", disabled=not is_possible, key=f"{name}-{label.lower()}",
+                on_click=st.session_state.update, args=({f"{name}_cursors": changed},),
+            )  # fmt: skip
         st.caption(f"{name.capitalize()} {count(first + 1)} to {count(first + num)}{of}")
 
 

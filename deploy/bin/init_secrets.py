@@ -6,10 +6,11 @@ migrate.py, as the database must know its hash.
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from pathlib import Path
+
+from gxpo_services.auth.tokens import replace_file
 
 FILES = ("database/password", "ray/token")
 
@@ -20,15 +21,7 @@ def main(root: Path = Path("/secrets")) -> int:
         if file.exists() and file.stat().st_size:
             print(f"{file}: kept")
             continue
-        # Written to a temporary file first: a partly written secret would be kept.
-        partial = file.with_suffix(".part")
-        partial.unlink(missing_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(secrets.token_hex(32))
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
+        replace_file(file, secrets.token_hex(32), 0o400)
         print(f"{file}: made")
     return 0
 

@@ -70,7 +70,7 @@ class ServiceSettings(BaseSettings):
     allowed_rewards: tuple[str, ...] = Field((), description="Custom rewards (module:Class) that a config may use too.")
     allowed_reward_urls: tuple[str, ...] = Field((), description="Addresses of rewards, as configs write them.")
     allowed_environments: tuple[str, ...] = Field((), description="Environments (module:Class) that configs may use.")
-    allowed_environment_urls: tuple[str, ...] = Field((), description="The same of OpenEnv servers.")
+    allowed_environment_urls: tuple[str, ...] = Field((), description="The same of OpenEnv servers and running agents.")
     allowed_tracker_urls: tuple[str, ...] = Field((), description="The same of trackers, which get the keys.")
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
@@ -97,7 +97,7 @@ class ServiceSettings(BaseSettings):
         for url in value if isinstance(value, tuple) else [value]:
             if url is not None and not is_http(url):
                 raise ValueError(f"{url!r} must look like http://host:port")
-        return value
+        return value.rstrip("/") if isinstance(value, str) else value  # a webhook's path is not ours
 
     @field_validator("gpu")
     @classmethod
@@ -170,7 +170,7 @@ class ServiceSettings(BaseSettings):
         """URL of a run for people: its page of the dashboard, or the API's JSON if its address is unknown."""
         if self.dashboard_url is None:
             return f"{self.api_url}/api/v1/runs/{run_id}"
-        return f"{self.dashboard_url.rstrip('/')}/?view=run&run={run_id}"
+        return f"{self.dashboard_url}/?view=run&run={run_id}"
 
     @property
     def is_loopback(self) -> bool:

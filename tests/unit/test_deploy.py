@@ -22,6 +22,7 @@ import yaml
 from support.recording_server import RecordingServer, Request
 from support.service_processes import until
 
+from gxpo_dashboard.session.visitor import service_url
 from gxpo_services.local import ray_start
 from gxpo_services.settings import ServiceSettings, need_roots, read_settings
 from gxpo_trainer.cli import register_sandbox
@@ -202,6 +203,18 @@ def test_every_image_ends_as_a_user_that_is_not_root(services: dict[str, Any]) -
             users[stage] = line.split()[1]
     targets = {service["build"]["target"] for service in services.values()}
     assert {target: users[target] for target in targets} == dict.fromkeys(targets, "10001:10001")
+
+
+def test_curl_commands_of_the_dashboard_name_the_published_port_or_the_external_url(
+    services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert services["api"]["ports"] == ["${BIND_ADDRESS:-127.0.0.1}:${API_PORT:-8000}:8000"]
+    for name, value in services["dashboard"]["environment"].items():
+        # As Compose does when API_PORT=9000 is all that is set.
+        monkeypatch.setenv(name, re.sub(r"\$\{(?:(API_PORT)|\w+):-(.*)\}", lambda m: "9000" if m[1] else m[2], value))
+    assert (service_url(), service_url(external=True)) == ("http://api:8000", "http://127.0.0.1:9000")
+    monkeypatch.setenv("GXPO_EXTERNAL_URL", "https://gxpo.example/")
+    assert service_url(external=True) == "https://gxpo.example"
 
 
 KUBERNETES = "1.34"

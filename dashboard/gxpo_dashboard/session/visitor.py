@@ -37,7 +37,10 @@ _FEWEST_DRAWN = 60
 def service_url(*, external: bool = False) -> str:
     """URL of the API; `external`: for the visitor's own commands, without a slash at its end."""
     own = os.environ.get("GXPO_URL", "http://127.0.0.1:8000")
-    return (os.environ.get("GXPO_EXTERNAL_URL") or own).rstrip("/") if external else own
+    if not external:
+        return own
+    port = os.environ.get("GXPO_EXTERNAL_PORT")  # where docker-compose.yml publishes the API
+    return (os.environ.get("GXPO_EXTERNAL_URL") or (f"http://127.0.0.1:{port}" if port else own)).rstrip("/")
 
 
 _connection = st.cache_resource(connect)
@@ -74,6 +77,10 @@ def enter() -> bool:
             _sign_in("The service rejected this token: it is unknown, revoked or expired.")
             return False
         except ServiceError as error:
+            if error.status == HTTPStatus.FORBIDDEN and error.detail:  # the service's own words, not a proxy's page
+                sign_out()
+                _sign_in(plain(error.detail))
+                return False
             st.title("The service is not available")
             st.text(str(error))
             st.write(

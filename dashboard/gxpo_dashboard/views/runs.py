@@ -252,7 +252,7 @@ def _bar(chosen: list[Json], baseline: Json | None, whole: Json) -> None:
                 if action == "cancel":
                     actions.ask("cancel", able)
                 actions.act([run["id"] for run in able], action)
-                st.rerun(scope="fragment")
+                st.rerun()
         if len(chosen) == 1 and actions.change_button(*ACTIONS["clone"]):
             actions.clone(chosen[0])
         ended = [run for run in chosen if "delete" in run["possible_actions"]]
@@ -265,7 +265,7 @@ def _bar(chosen: list[Json], baseline: Json | None, whole: Json) -> None:
             items = visitor.client().act_on_all(ids, "unarchive" if archived else "archive")
             for problem in filter(None, (item["problem"] for item in items)):
                 st.toast(plain(problem["detail"]), icon=":material/error:", duration="long")
-            st.rerun(scope="fragment")
+            st.rerun()
 
 
 def _baseline(run: str, listed: list[Json]) -> Json | None:

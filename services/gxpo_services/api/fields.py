@@ -58,6 +58,7 @@ class Body(BaseModel):
 _ID = r"^[A-Za-z0-9_-]{1,64}$"
 RunId = Annotated[str, Path(pattern=_ID, description="Id of a run.", examples=["r01jd5cv3q80000000000"])]
 GroupId = Annotated[str, Path(pattern=_ID, description="Id of a group.", examples=["g01jd5cv3q80000000000"])]
+TokenId = Annotated[str, Path(pattern=_ID, description="Id of a token.", examples=["t01jd5cv3q80000000000"])]
 Id = Annotated[str, Field(pattern=_ID)]
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import Conflict, NotFound, responses
-from gxpo_services.api.fields import Body, Page, PageQuery, Text, decode_cursor, encode_cursor, new_id
+from gxpo_services.api.fields import Body, Page, PageQuery, Text, TokenId, decode_cursor, encode_cursor, new_id
 from gxpo_services.api.principals import find_by_secret, hash_token, new_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
@@ -120,7 +120,7 @@ def create_token(request: TokenRequest, principal: Admin, session: WriteSession)
 
 
 @router.delete("/{token_id}", summary="Revoke a token", responses=responses(404, 409))
-def revoke_token(token_id: str, principal: Admin, session: WriteSession) -> TokenView:
+def revoke_token(token_id: TokenId, principal: Admin, session: WriteSession) -> TokenView:
     """The token is invalid immediately; its record is kept."""
     row = session.get(AccessToken, token_id)
     if row is None:

@@ -59,7 +59,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--group", metavar="ID", help="filter by group")
     parser.add_argument("--owner", metavar="NAME", help="filter by the token that submitted them")
     parser.add_argument("--text", metavar="WORDS", help="search name, notes, id, model and tags")
-    parser.add_argument("--archived", action="store_true", default=None, help="archived runs")
+    parser.add_argument("--archived", action="store_true", default=None, help="only archived runs")
     parser.add_argument("--sort", metavar="NAME", help="a column, or metric:<name>; default: newest first")
     parser.add_argument("--order", choices=("asc", "desc"), help="default desc")
     parser.add_argument("--limit", metavar="N", type=int, default=30, help="maximum number of runs; default 30")

@@ -98,7 +98,7 @@ class OversizedRuns:
     """Since when each queued run is known to be larger than the cluster."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[int, float], float] = {}  # by queued_at too: SQLite reuses numbers
+        self._since: dict[int, float] = {}
 
     def clear(self) -> None:
         """Call in a round that does not see the cluster: only observed time counts."""
@@ -106,9 +106,9 @@ class OversizedRuns:
 
     def overdue(self, waiting: Sequence[Candidate], quotas: Quotas, now: float) -> dict[int, str]:
         """Number → reason of the runs that have been too large for OVERSIZED_S. waiting: all queued runs."""
-        reasons = {(run.number, run.queued_at): oversize_reason(run, quotas) for run in waiting}
-        self._since = {key: self._since.get(key, now) for key, reason in reasons.items() if reason is not None}
-        return {key[0]: reasons[key] or "" for key, since in self._since.items() if now - since >= OVERSIZED_S}
+        reasons = {run.number: reason for run in waiting if (reason := oversize_reason(run, quotas)) is not None}
+        self._since = {number: self._since.get(number, now) for number in reasons}
+        return {number: reasons[number] for number, since in self._since.items() if now - since >= OVERSIZED_S}
 
 
 Action = Literal["wait", "submit", "stop", "finish"]

@@ -38,6 +38,23 @@ def test_a_run_that_is_gone_does_not_keep_the_others_out_of_the_archive(pages: P
     assert [pages.http.get(f"/runs/{run}").json()["archived"] for run in runs[1:]] == [True, True]
 
 
+def test_a_press_in_the_list_counts_in_a_run_of_the_whole_page(pages: Pages) -> None:
+    """As when a refresh of the whole page is due: Streamlit runs it with the press."""
+    runs = [pages.submit(f"many {number}") for number in range(51)]
+    page = pages.open("runs", text="many")
+    for label, shown in (("Next", ["many 0"]), ("Back", [f"many {number}" for number in range(50, 0, -1)])):
+        labelled(page.button, label).click().run()
+        assert not page.exception
+        assert table_columns(page)["name"] == shown
+    pages.cancel(runs[-1])
+    for label in ("Retry", "Archive"):
+        page = pages.open("runs", {"selection-runs-0": runs[-1:]}, text="many")
+        labelled(page.button, label).click().run()
+        assert not page.exception
+    listed = [(run["name"], run["state"]) for run in pages.http.get("/runs?text=many&limit=2").json()["items"]]
+    assert listed == [("many 50", "queued"), ("many 49", "queued")], "the retry, and no longer the archived one"
+
+
 def test_a_baseline_that_does_not_exist_leaves_the_table(pages: Pages) -> None:
     pages.submit("listed")
     page = pages.open("runs", base="r01gone0000000000000")
@@ -71,7 +88,7 @@ def test_the_view_opens_while_the_service_does_not_answer(pages: Pages) -> None:
         pages.service.start()
 
 
-@pytest.mark.parametrize("status", [200, 404, 429, 500])
+@pytest.mark.parametrize("status", [200, 403, 404, 429, 500])
 def test_a_server_that_is_not_the_service_is_named_until_it_is(
     pages: Pages, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +115,14 @@ def test_a_token_that_is_none_is_asked_for_again(pages: Pages, token: str) -> No
     labelled(page.text_input, "Access token").set_value(pages.token)
     labelled(page.button, "Sign in").click().run()
     assert [title.value for title in page.title] == ["Runs"]
+
+
+def test_a_token_for_metrics_alone_leads_to_the_sign_in(pages: Pages) -> None:
+    page = pages.open("runs", {"token": pages.service.token("metrics")})
+    assert [title.value for title in page.title] == ["Sign in"]
+    words = plain("your token 'metrics' has role metrics, which reads only /metrics")
+    assert [error.value for error in page.error] == [words]
+    assert "token" not in page.session_state
 
 
 @pytest.mark.parametrize("view", ["runs", "submit"])

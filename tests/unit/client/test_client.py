@@ -188,6 +188,16 @@ def test_a_token_that_no_request_can_carry_is_not_sent(service: Service, client:
     assert service.asked == []
 
 
+@pytest.mark.parametrize("key", ["größe", "a\nb", "a b", "a" * 201, "a\n"])
+def test_an_idempotency_key_that_no_request_can_carry_is_not_sent(service: Service, client: Client, key: str) -> None:
+    service.answers["/runs"] = (201, {"id": "r1"})
+    with pytest.raises(InvalidRequest) as caught:
+        client.submit({"preset": "demo"}, key)
+    words = f"the idempotency key {key!r} must be 1 to 200 printable ASCII characters without blanks"
+    assert (str(caught.value), CommandFailed(caught.value).exit_code, service.asked) == (words, 2, [])
+    assert client.submit({"preset": "demo"}, "!~" * 100) == {"id": "r1"}
+
+
 def test_a_list_is_read_page_by_page_up_to_its_limit(service: Service, client: Client) -> None:
     pages = [list(range(0, 200)), list(range(200, 400)), list(range(400, 450))]
     service.answers["/runs"] = [(200, {"items": page, "next_cursor": str(page[-1] + 1)}) for page in pages]

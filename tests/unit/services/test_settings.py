@@ -24,6 +24,7 @@ from gxpo_trainer.errors import ConfigError
         ({"host": "localhost"}, True, "http://localhost:8000"),
         ({"host": "0.0.0.0"}, False, "http://0.0.0.0:8000"),
         ({"host": "0.0.0.0", "public_url": "https://gxpo.example"}, False, "https://gxpo.example"),
+        ({"host": "0.0.0.0", "public_url": "https://gxpo.example/api/"}, False, "https://gxpo.example/api"),
     ],
 )
 def test_the_address_of_the_api(given: dict[str, Any], loopback: bool, url: str) -> None:
@@ -36,6 +37,8 @@ def test_a_run_s_link_leads_to_the_dashboard_if_its_address_is_known() -> None:
     known = ServiceSettings(public_url="http://api:8000", dashboard_url="https://gxpo.example/")
     assert known.link_to("r1") == "https://gxpo.example/?view=run&run=r1"
     assert known.api_url == "http://api:8000", "trainers go on to use it"
+    hook = "https://chat.example/hook/"
+    assert ServiceSettings(webhooks=(hook,)).webhooks == (hook,), "another server may tell the two addresses apart"
     with pytest.raises(ConfigError, match=r"GXPO_DASHBOARD_URL: .*'gxpo\.example'"):
         read_settings(dashboard_url="gxpo.example")
 

@@ -97,6 +97,8 @@ def test_tokens_are_listed_without_their_secrets_and_the_last_admins_stays(clien
     mine = client.get("/api/v1/tokens/me").json()["id"]
     refused = client.delete(f"/api/v1/tokens/{mine}")
     assert (refused.status_code, "last admin" in refused.json()["detail"]) == (409, True)
+    # PostgreSQL would refuse the query of a NUL character.
+    assert [client.delete(f"/api/v1/tokens/{token}").status_code for token in ("%00", "t1")] == [422, 404]
 
 
 @pytest.mark.each_database
