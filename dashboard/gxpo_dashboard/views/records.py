@@ -76,7 +76,8 @@ def log(run: str, x: str) -> None:
     lines = whole.splitlines()
     matches, shown = in_context(lines, text) if text else (0, lines)
     matching = f"{number_of(matches, 'matching line')} in " if text else ""
-    st.caption(f"{matching}{number_of(len(lines), 'line')} of the last {size(len(whole))} of {size(tail['size'])}.")
+    last = size(len(whole.encode()))
+    st.caption(f"{matching}{number_of(len(lines), 'line')} of the last {last} of {size(tail['size'])}.")
     # The container keeps its end in view while lines are added.
     with st.container(height=560, autoscroll=True, key="log"):
         st.code("\n".join(shown), language=None, wrap_lines=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import streamlit as st
@@ -133,8 +134,8 @@ def _answer(group: list[Json], *, folded: bool) -> None:
     chip = f":{VERDICT_COLORS.get(verdict, 'gray')}-badge[{plain(VERDICTS.get(verdict, verdict))}]"
     times = f" **{count(len(group))}×**" if len(group) > 1 else ""
     answer = "no answer" if first["extracted"] is None else f"answer {_inline(first['extracted'])}"
-    rewards = " to ".join(dict.fromkeys(figure(number(end["reward"])) for end in _ends(group, "reward")))
-    tokens = " to ".join(dict.fromkeys(count(end["length"]) for end in _ends(group, "length")))
+    rewards = " to ".join(dict.fromkeys(map(figure, _ends(group, "reward"))))
+    tokens = " to ".join(dict.fromkeys(map(count, _ends(group, "length"))))
     cut = ", truncated" if any(item["truncated"] for item in group) else ""
     st.markdown(f"{chip}{times} {answer}, {plain(f'reward {rewards}, {tokens} tokens{cut}')}")
     different: dict[str, Json] = {}
@@ -152,9 +153,10 @@ def _answer(group: list[Json], *, folded: bool) -> None:
                     _response(item, None if folded else first)
 
 
-def _ends(group: list[Json], name: str) -> tuple[Json, Json]:
-    """The samples with the lowest and the highest value."""
-    return min(group, key=lambda item: number(item[name])), max(group, key=lambda item: number(item[name]))
+def _ends(group: list[Json], name: str) -> tuple[float | None, float | None]:
+    """The lowest and the highest value; None if no sample has one, as a failed verification gives no reward."""
+    values = [value for item in group if not math.isnan(value := number(item[name]))]
+    return min(values, default=None), max(values, default=None)
 
 
 def _inline(text: str) -> str:

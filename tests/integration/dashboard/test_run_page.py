@@ -38,6 +38,25 @@ def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
     assert [code.value for code in seen.code] == ["<|user|>**1 + 1?**<|assistant|>"]
 
 
+def test_responses_without_a_reward_are_left_out_of_the_range(pages: Pages) -> None:
+    run = pages.submit("rewards")
+    rewards = {"none": [None, None], "one": [None, 1.0], "several": [0.5, None, -1.0]}
+    rows = [
+        sample_row(1, sample=sample, extracted=answer, reward=reward)
+        for answer, given in rewards.items()
+        for sample, reward in enumerate(given)
+    ]
+    pages.service.report(run, samples=[row | {"sample": sample} for sample, row in enumerate(rows)])
+    page = pages.open("run", run=run, part="Samples")
+    shown = {
+        answer: words.value.partition("reward ")[2].partition(",")[0]
+        for words in page.markdown
+        for answer in rewards
+        if f"answer **{answer}**" in words.value
+    }
+    assert shown == {"none": "–", "one": "1", "several": "−1 to 0\\.5"}
+
+
 def test_a_prompt_is_followed_across_steps_and_runs(pages: Pages) -> None:
     first, second = pages.submit("first"), pages.submit("second")
     for run, verdicts in {first: ("wrong", "correct"), second: ("correct", "correct")}.items():
@@ -150,10 +169,10 @@ def test_the_end_of_a_log_without_an_end_of_line_is_shown(pages: Pages) -> None:
     pages.service.report(run)
     log = pages.service.settings.artifacts / run / "train.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("=" * (LOG_WINDOW + 1), encoding="utf-8")
+    log.write_text("π" * (LOG_WINDOW // 2 + 1), encoding="utf-8")
     page = pages.open("run", run=run, part="Log")
     assert "1 line of the last 256.0 KiB of 256.0 KiB." in [caption.value for caption in page.caption]
-    assert [code.value for code in page.code] == ["=" * LOG_WINDOW]
+    assert [code.value for code in page.code] == ["π" * (LOG_WINDOW // 2)]
 
 
 # The Submit view: each rule has settings of its own, and the address keeps the rule and the sweep.

@@ -195,6 +195,36 @@ def test_layout_case_and_punctuation_hide_no_copy_and_another_sign_or_number_is_
     assert duplicates == [(f"t{number}", "mine", "e0") for number in range(len(copies))]
 
 
+@pytest.mark.parametrize(
+    ("text", "other", "same"),
+    [
+        ("What is 10²?", "What is 102?", False),
+        ("What is 10₂?", "What is 102?", False),
+        ("What is 3½?", "What is 31/2?", False),
+        ("2²3", "2^{23}", False),
+        ("⌊x⌋", "⌈x⌉", False),
+        ("5‰", "5", False),
+        ("x² + 10¹² + y⁻¹", "x^2 + 10^{12} + y^{-1}", True),
+        ("2²3²", "2^{2}3^{2}", True),
+        ("1011₂ and x₁", "1011_2 and x_{1}", True),
+        ("½ of 30°", r"1/2 of $30^\circ$", True),
+        ("¿Cuánto es 2+2?", "Cuánto es 2+2?", True),
+        ("求x的值。", "求 $x$ 的值", True),
+        ("求x的值", "求y的值", False),
+        ("\ufeff2 +\u200b 2", "2 + 2", True),
+        ("What is «a», „b“ and ‘c’ — d?", """What is "a", 'b' and "c" - d?""", True),
+        ("3 × 4 ÷ 2 · 5", r"3\times4\div2\cdot 5", True),
+        ("x≤3, y≥4 and z≠5", r"$x \leq 3$, $y\ge 4$ and $z \neq 5$", True),
+        ("3 ≤ 4", "3 ≥ 4", False),
+        ("√2 ± π", r"\sqrt{2} \pm \pi", True),
+    ],
+)
+def test_typed_signs_are_those_of_latex_and_punctuation_of_any_script_is_ignored(
+    text: str, other: str, same: bool
+) -> None:
+    assert (benchmarks.words(text) == benchmarks.words(other)) == same
+
+
 def test_a_copy_has_the_same_messages_before_it() -> None:
     """The last message of all is the same; a system message asks nothing."""
 

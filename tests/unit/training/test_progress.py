@@ -62,6 +62,8 @@ def test_a_warm_start_has_a_count_of_its_own() -> None:
         "demo: step 1/5  reward 0.312  z -0.41  passes 36\n"
         "demo: step 2/5  reward 0.312  z -0.41  passes 36  left 6.0 s\n"
     )
+    progress.update(5, ROW | {"gate/active": 0.0, "gate/shutoff_step": 4.0})
+    assert "step 3/5  reward 0.312  z -0.41  gate shut at 2  " in stream.getvalue()
 
 
 def test_a_line_has_what_is_known_without_shares_of_0() -> None:

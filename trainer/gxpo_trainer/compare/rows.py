@@ -64,14 +64,14 @@ def run_curves(
     chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present
     absent = [name for name in chosen if name not in present]
     if absent:
-        raise DataError(f"no evaluation of {', '.join(map(repr, absent))}; it has {present or 'none at all'}")
+        raise DataError(f"no evaluation of {', '.join(absent)}; it has {', '.join(present) or 'none at all'}")
     by_step: dict[int, dict[str, Row]] = {}
     for row in evaluations:
         if row["benchmark"] in chosen and math.isfinite(row["scores"].get(metric, math.nan)):
             by_step.setdefault(row["step"], {})[row["benchmark"]] = row
     complete = [rows for _, rows in sorted(by_step.items()) if len(rows) == len(chosen)]
     if not complete:
-        raise DataError(f"no step has {metric} of {chosen or 'any benchmark'}")
+        raise DataError(f"no step has {metric} of {' and '.join(chosen) or 'any benchmark'}")
     settings, machine = flatten(config), identity.get("hardware") or {}
     curve = _curve([[rows[name] for name in chosen] for rows in complete], metric)
     return RunCurves(

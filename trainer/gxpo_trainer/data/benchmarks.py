@@ -277,13 +277,28 @@ _LAYOUT = re.compile(
 )
 _SYNONYMS = {"\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\leq": "\\le", "\\geq": "\\ge", "\\neq": "\\ne",
              "\\cdots": "\\dots", "\\ldots": "\\dots"}  # fmt: skip
-_TOKEN = re.compile(r"\\[a-z]+|\d+(?:\.\d+)?|[^\W\d_]+|[^\w\s.,;:?'\"`${}~]|_")
-_TYPOGRAPHY = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "−": "-", "–": "-", "—": "-"})
+_EACH = "\u3040-\u30ff\u3400-\u9fff"
+"""Chinese and Japanese, which have no spaces between words: every character is a word."""
+_TOKEN = re.compile(rf"\\[a-z]+|\d+(?:\.\d+)?|[{_EACH}]|[^\W\d_{_EACH}]+|[^\w\s.,;:?'\"`${{}}~]|_")
+_TYPED = ((re.compile("[²³¹⁰ⁱ⁴-ⁿ]+"), "^"), (re.compile("[₀-ₜ]+"), "_"), (re.compile("[¼-¾⅐-⅟①-⓿]"), " "))
+"""Superscripts, subscripts, and fractions and circled numbers, of which NFKC would make digits of the number before."""
+_PUNCTUATION = re.compile(r"[^\x00-\x7f\w\s\u2300-\u2bff‰]")
+"""Signs beyond ASCII that may be punctuation or invisible: not the brackets of mathematics."""
+_LATEX = zip("×÷·⋅±≤≥≠∞√π", "times div cdot cdot pm le ge ne infty sqrt pi".split(), strict=True)
+_SIGNS = str.maketrans({sign: f" \\{name} " for sign, name in _LATEX} | dict.fromkeys("−‐–—", "-"))
+_SIGNS |= str.maketrans({"°": "^\\circ ", "⁄": "/", "‖": "\\|"})
 
 
 def words(text: str) -> str:
-    """The text's lower-case words, numbers, LaTeX commands and operators, without layout and punctuation."""
-    text = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_TYPOGRAPHY)
+    """The text's lower-case words, numbers, LaTeX commands and operators, without layout and punctuation.
+
+    Typed signs such as ², ≤ and × become what LaTeX writes for them.
+    """
+    if not text.isascii():
+        for characters, sign in _TYPED:
+            text = characters.sub(rf"{sign}\g<0> ", text)
+        text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
+        text = _PUNCTUATION.sub(lambda found: " " if unicodedata.category(found[0])[0] in "PC" else found[0], text)
     tokens: list[str] = _TOKEN.findall(_LAYOUT.sub(" ", text.lower()))
     return " ".join(_SYNONYMS.get(token, token) for token in tokens)
 

@@ -40,6 +40,8 @@ class TrainingProgress:
         if step == self._warm_steps + 1:
             self._pace.clear()
         step -= 0 if warm else self._warm_steps
+        if "gate/shutoff_step" in metrics:
+            metrics = {**metrics, "gate/shutoff_step": metrics["gate/shutoff_step"] - self._warm_steps}
         done = share_done(budget, step, metrics)
         self.message(("warm start " if warm else "") + describe(budget, step, metrics, self._time_left(done, metrics)))
 

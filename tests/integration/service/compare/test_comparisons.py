@@ -130,7 +130,7 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
     reasons = {run["run"]: run["reason"] for run in answer["left_out"]}
     assert reasons.keys() == {waiting, other, *odd}, "seeds that share no step too"
     assert reasons[waiting] == "it has no evaluation (yet)"
-    assert reasons[other] == "no evaluation of 'easy'; it has ['hard']"
+    assert reasons[other] == "no evaluation of easy; it has hard"
     refused = client.get("/api/v1/compare", params={"runs": [waiting]})
     assert (refused.status_code, refused.json()["left_out"][0]["run"]) == (422, waiting)
     refused = client.get("/api/v1/compare", params={"runs": [*two, other]})
