@@ -41,8 +41,8 @@ def test_actions_are_above_the_table_whose_rows_stay_and_curves_of_the_selected_
     page.wait(lambda: page.chart_of("reward/mean", series) == ["demo", "demo-grpo"], "the curves of both")
     page.settle()  # a script that still runs leaves buttons of the last one
     assert page.one(".rows-table").location == top
-    compare = page.button("Compare")
-    assert compare.location["y"] < top["y"]
+    bar = page.one(".st-key-bar")
+    assert bar.location["y"] + bar.size["height"] <= top["y"]
     buttons = page.all(".st-key-bar button:enabled")
     assert len(buttons) > 2
     assert [cover for button in buttons if (cover := page.cover(button)) is not None] == []

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,7 +25,6 @@ from support.tiny_families import FAMILIES, save_family
 from support.tiny_policy import qwen2
 from torch import Tensor
 
-from gxpo_services.local.ray_head import free_port
 from gxpo_trainer.learner.models import load_policy
 from gxpo_trainer.planner import architectures
 
@@ -323,18 +323,22 @@ def run_ranks(
     weights = load_file(incomplete / "model.safetensors")
     del weights["model.layers.1.mlp.down_proj.weight"]
     save_file(weights, incomplete / "model.safetensors", metadata={"format": "pt"})
-    job = {"world_size": world_size, "incomplete": str(incomplete), "model": model, "port": free_port()}
-    job |= {"out": str(out), "cases": cases}
-    (out / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
     worker = Path(__file__).with_name("learner_worker.py")
     command = [sys.executable, str(worker), str(out / "job.json")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
     logs = [(out / f"rank{rank}.log").open("w") for rank in range(world_size)]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], env=environment, stdout=log, stderr=subprocess.STDOUT)
-        for rank, log in enumerate(logs)
-    ]
-    codes = [process.wait(timeout=900) for process in ranks]
+    with socket.socket() as held:
+        # Bound until the ranks have ended, so that no other process is given the port; rank 0 listens on it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        job = {"world_size": world_size, "incomplete": str(incomplete), "model": model, "port": held.getsockname()[1]}
+        job |= {"out": str(out), "cases": cases}
+        (out / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        ranks = [
+            subprocess.Popen([*command, str(rank)], env=environment, stdout=log, stderr=subprocess.STDOUT)
+            for rank, log in enumerate(logs)
+        ]
+        codes = [process.wait(timeout=900) for process in ranks]
     for log in logs:
         log.close()
     text = "\n".join((out / f"rank{rank}.log").read_text()[-4000:] for rank in range(world_size))

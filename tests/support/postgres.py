@@ -19,6 +19,7 @@ import psycopg
 from gxpo_services.local.ray_head import free_port
 
 USER = "gxpo"
+NOT_INSTALLED = "PostgreSQL's server programs (initdb, postgres) are not installed"
 
 
 def find_programs() -> Path | None:

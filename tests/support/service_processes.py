@@ -69,12 +69,16 @@ class ServiceProcesses:
     def is_ready(self) -> bool:
         return is_up(f"{self.url}/health/ready", 5.0)
 
+    def _has_started(self) -> bool:
+        assert self._processes["api"].poll() is None, f"the API has ended; see {self._logs / 'api.log'}"
+        return self.is_ready()
+
     @contextmanager
     def running(self) -> Iterator[Self]:
         """Started, until the block ends; it begins when the API is ready."""
         try:
             self.check()
-            until(self.is_ready, "the API to be ready")
+            until(self._has_started, "the API to be ready")
             yield self
         finally:
             for process in self._processes.values():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,6 +131,26 @@ class RankLearner(ToyLearner):
 
     def own_metrics(self) -> dict[str, float]:
         return {}
+
+
+def on_ranks(size: int, call: Callable[[ToyLearner, int], Any]) -> list[Any]:
+    """What the call returns on each of several ranks, given a learner that reduces over them and the rank."""
+    together, given = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
+
+    def run(rank: int) -> Any:
+        def all_reduce(scalars: Tensor) -> Tensor:
+            given[rank] = scalars
+            together.wait()
+            total = torch.stack(given).sum(0)
+            together.wait()  # all have read before the next is given
+            return total
+
+        learner = ToyLearner(torch.zeros(1), lambda theta, _: theta)
+        learner.all_reduce = all_reduce
+        return call(learner, rank)
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, range(size)))
 
 
 def quadratic(hessian: Tensor, center: Tensor | None = None) -> Callable[[list[Tensor], int], list[Tensor]]:

@@ -9,7 +9,8 @@ import re
 import runpy
 import socket
 import subprocess
-import threading
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,20 +105,44 @@ def test_a_node_without_a_trainer_waits_for_its_actors_and_for_nothing_else(monk
     try:
         for name, process in processes.items():
             until(lambda process=process, name=name: psutil.Process(process.pid).cmdline()[:1] == [name], "its name")
-        waiting = threading.Thread(target=ray_start.end_trainers)
-        waiting.start()
-        waiting.join(0.5)
-        assert waiting.is_alive()
         actor = processes["ray::LearnerRank.update"]
-        assert actor.stdin is not None
-        actor.stdin.close()
-        waiting.join(60)
-        assert not waiting.is_alive()
+        wait_procs, waited_for = psutil.wait_procs, []
+
+        def wait(awaited: list[psutil.Process], timeout: float) -> object:
+            waited_for.extend(process.pid for process in awaited)
+            assert actor.stdin is not None
+            actor.stdin.close()
+            return wait_procs(awaited, timeout)
+
+        monkeypatch.setattr(psutil, "wait_procs", wait)
+        ray_start.end_trainers()
+        assert waited_for == [actor.pid]
         assert [process.poll() is None for process in processes.values()] == [False, True, True]
     finally:
         for process in processes.values():
             process.kill()
             process.wait()
+
+
+def test_a_node_with_a_trainer_ends_it_and_waits_until_it_has_saved(tmp_path: Path) -> None:
+    program = """
+        import pathlib, signal, sys, time
+        def save(*_):
+            time.sleep(0.2)
+            pathlib.Path("saved").touch()
+            sys.exit()
+        signal.signal(signal.SIGTERM, save)
+        pathlib.Path("listens").touch()
+        time.sleep(600)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), "gxpo_trainer.cli"]
+    with subprocess.Popen(command, cwd=tmp_path) as trainer:
+        try:
+            until((tmp_path / "listens").exists, "its handler")
+            ray_start.end_trainers()
+            assert (tmp_path / "saved").exists()
+        finally:
+            trainer.kill()
 
 
 def test_who_checks_or_reads_a_run_s_paths_has_the_folders_that_the_settings_allow(services: dict[str, Any]) -> None:

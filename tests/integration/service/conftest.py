@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support.http_server import HttpServer
-from support.postgres import PostgresServer, find_programs
+from support.postgres import NOT_INSTALLED, PostgresServer, find_programs
 from support.scheduling import Cluster
 
 from gxpo_services import logging
@@ -28,7 +28,7 @@ TEMPLATE = "gxpo_template"
 def postgres() -> Iterator[PostgresServer]:
     programs = find_programs()
     if programs is None:
-        pytest.skip("PostgreSQL's server programs (initdb, postgres) are not installed")
+        pytest.skip(NOT_INSTALLED)
     with closing(PostgresServer(programs)) as server:
         upgrade(server.create(TEMPLATE))
         yield server

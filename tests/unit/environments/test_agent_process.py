@@ -196,6 +196,8 @@ async def test_a_flood_and_a_lost_connection_disturb_no_other_episode(started: C
         faulty, other = await asyncio.gather(play(config, 10_000, host=host, agent=name), play(config, host=host))
     assert other[-1] == Reply(Turn(reward=0.5, done=True))
     assert faulty[-1] == Reply(Turn(done=True))
+    if name == "leaves":
+        assert [reply.answer.messages for reply in faulty[:-1]] == [message("x"), message("back")]
 
 
 async def test_an_agent_that_is_lost_with_the_worker_is_started_and_answered_again(started: Configured) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from gxpo_trainer.cli import grade_file
 from gxpo_trainer.errors import DataError, VerifierFailed
-from gxpo_trainer.grading.pool import VerifierPool
+from gxpo_trainer.grading.pool import VerifierPool, WorkerProcess
 from gxpo_trainer.types import Verdict
 
 FAULTY_WORKER = """
@@ -105,13 +105,23 @@ def test_a_hostile_answer_is_not_correct_and_the_next_answer_is_right(pool: Veri
     assert pool.submit([]).result() == []
 
 
-@pytest.mark.parametrize(("answer", "status", "reward"), [("time.sleep(3600)", "timeout", None), (HANG, "wrong", 0.0)])
+@pytest.mark.parametrize(
+    ("answer", "share", "status", "reward"),
+    [("time.sleep(3600)", 0.49, "timeout", None), (HANG, 0.51, "wrong", 0.0)],
+)
 @pytest.mark.usefixtures("faulty")
-def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_it(
-    answer: str, status: str, reward: float | None, monkeypatch: pytest.MonkeyPatch
+def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_half_of_it(
+    answer: str, share: float, status: str, reward: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A busy machine may give the worker less than half of a core.
-    monkeypatch.setattr("gxpo_trainer.grading.pool.EVASION_CPU_SHARE", 0.1)
+    used: list[float] = []
+    measure = WorkerProcess.cpu_seconds
+
+    def cpu_seconds(process: WorkerProcess) -> float:
+        """A busy machine may give the worker less than half of a core."""
+        used.append(measure(process))
+        return share * SHORT_S
+
+    monkeypatch.setattr(WorkerProcess, "cpu_seconds", cpu_seconds)
     with VerifierPool(workers=1, deadline_s=SHORT_S) as pool:
         pool.submit([("1", "1")]).result()
         first = pool._processes[0].pid
@@ -121,6 +131,7 @@ def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_i
         assert verdicts[1].evades == (status == "wrong")
         assert ("CPU time" if status == "wrong" else "deadline_s") in verdicts[1].detail
         assert not psutil.pid_exists(first)
+    assert (used[0] > 0.1 * SHORT_S) == (answer == HANG)
 
 
 @pytest.mark.parametrize(

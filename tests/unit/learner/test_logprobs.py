@@ -337,8 +337,15 @@ def test_a_policy_is_written_as_its_family_is_published(family: str, lora: bool,
     learner = LearnerConfig(lora=LoraConfig(rank=2, target_modules=("o_proj",)) if lora else None)
     config = RunConfig(model=ModelConfig(path=str(folder)), learner=learner)
     model = load_policy(config.model, lora=learner.lora, precision="fp32")
+    adapted = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    assert bool(adapted) == lora
+    for module in adapted.values():
+        nn.init.normal_(module.lora_B["default"].weight)
     write_policy(model, config, tmp_path / "written", rank=0)
     written, published = (load_file(path / "model.safetensors") for path in (tmp_path / "written", folder))
+    for name, module in adapted.items():  # base + alpha/rank · B A
+        down, up = module.lora_A["default"].weight, module.lora_B["default"].weight
+        published[f"{name.removeprefix('base_model.model.')}.weight"] += 32 / 2 * (up @ down).detach()
     assert written.keys() == published.keys()
     for name, tensor in published.items():
         assert torch.equal(written[name], tensor), name

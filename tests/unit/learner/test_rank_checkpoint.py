@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,6 +122,16 @@ def test_a_state_of_another_kind_is_refused_before_anything_changes(
     subject = held("whole", 0, 1, shapes, empty=True)
     with pytest.raises(CheckpointError, match=reason):
         restore(tmp_path / "learner", 0, subject, layout(1, **now), CPU)
+    assert not any(tensor.any() for tensor in subject.parameters())
+
+
+def test_a_state_without_the_part_of_a_rank_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    save(tmp_path / "learner", "flat", 2)
+    file = tmp_path / "learner" / "rank-1.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "segments": []}))
+    subject = held("whole", 0, 1, empty=True)
+    with pytest.raises(CheckpointError, match="lacks a part of b; use another checkpoint"):
+        restore(tmp_path / "learner", 0, subject, layout(1), CPU)
     assert not any(tensor.any() for tensor in subject.parameters())
 
 

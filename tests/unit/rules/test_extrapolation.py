@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from support.toy_learner import RankLearner, ToyLearner, finite_except, gxpo, quadratic
+from support.toy_learner import RankLearner, ToyLearner, finite_except, gxpo, on_ranks, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
@@ -75,12 +75,12 @@ def test_recurrence_repeats_torch_optim(kind, decay):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40))
-def test_median_by_bisection_is_the_lower_median(values):
-    learner = ToyLearner(torch.zeros(1), lambda theta, taken: theta)
-    median = distributed_median(learner, torch.abs, [torch.tensor(values, dtype=torch.float32)])
+@given(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40), st.integers(1, 3))
+def test_median_by_bisection_is_the_lower_median_of_all_ranks_on_each(values, ranks):
+    shards = [torch.tensor(values[rank::ranks], dtype=torch.float32) for rank in range(ranks)]
+    medians = on_ranks(ranks, lambda learner, rank: distributed_median(learner, torch.abs, [shards[rank]]))
     expected = np.sort(np.asarray(values, dtype=np.float32))[(len(values) - 1) // 2]
-    assert median == pytest.approx(float(expected), rel=1e-6, abs=1e-12)
+    assert medians == pytest.approx([float(expected)] * ranks, rel=1e-6, abs=1e-12)
 
 
 def metrics_of(gradients, lr=0.1, weight_decay=0.0, **rule):
@@ -231,6 +231,9 @@ def test_prediction_errors_by_hand() -> None:
     assert errors["gxpo/theta_k_error"] == pytest.approx(1.0)
     assert errors["gxpo/theta_k_relative_error"] == pytest.approx((2 / 25) ** 0.5)
     assert errors["gxpo/displacement_cosine_error"] == pytest.approx(1 / 25)
+    points = torch.tensor([5.0, 1.0, 4.0]), torch.tensor([4.0, 1.0, 5.0]), start[0]
+    shared = on_ranks(3, lambda rank_learner, r: prediction_error(rank_learner, *([p[r : r + 1]] for p in points)))
+    assert shared == [pytest.approx(errors)] * 3
     # Distances 3, 2, 0.5.
     apart = prediction_error(learner, [torch.tensor([5.0, 1.0, 4.0])], [torch.tensor([8.0, 3.0, 4.5])], start)
     assert apart["gxpo/theta_k_error"] == pytest.approx(2.0)

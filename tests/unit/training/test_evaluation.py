@@ -33,7 +33,7 @@ class Collector:
     """Every response to a problem with an even number is right."""
 
     def collect(self, requests: Any, sampling: Any, version: int) -> Any:
-        self.requests = requests
+        self.requests, self.sampling, self.version = requests, sampling, version
         return SimpleNamespace(groups=[self._scored(request) for request in requests])
 
     def _scored(self, request: Any) -> ScoredGroup:
@@ -70,6 +70,7 @@ def test_an_evaluation_samples_and_plays_as_it_is_set_which_is_recorded() -> Non
     (record,), _ = made.run(collector, version=1)  # type: ignore[arg-type]
     assert record["sampling"] == {**given, "max_new_tokens": 48, "seeded": False}
     assert record["environment"] == environment
+    assert (collector.sampling, collector.version) == (made.sampling, 1)
     (request,) = collector.requests
     assert request.episode.problem == Problem("0", "Q: 6*7?", "42", {"level": "5"})
     assert request.episode.max_prompt_tokens is None, "only the model limits prompts of benchmarks"

@@ -18,21 +18,22 @@ from gxpo_trainer.planner.architectures import CPU_HEADS
 from gxpo_trainer.weights.buckets import TensorEntry
 from gxpo_trainer.weights.vllm_weights import VllmWeights, packed_order
 
-WORKERS, RANK = 2, 1
 HIDDEN, HEAD = 8, 4
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
 
-@pytest.fixture(autouse=True)
-def second_of_two_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM's layers as this worker would build them; they ask for rank and size only when they are built and loaded."""
+@pytest.fixture(params=[(2, 0), (2, 1), (4, 1), (4, 3)], ids="{0[1]} of {0[0]}".format)
+def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """Number of workers and rank of one: vLLM's layers as it would build them, which ask for both only when they are
+    built and loaded."""
     import vllm.model_executor.parameter as parameter
 
+    workers, rank = request.param
     for module in (linear, vocab_parallel_embedding, parameter):
-        monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: RANK)
-        monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: WORKERS)
+        monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: rank)
+        monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: workers)
     with set_current_vllm_config(VllmConfig()):
-        yield
+        yield workers, rank
 
 
 def test_attention_heads_that_are_not_refused_are_those_that_vllm_lists() -> None:
@@ -88,7 +89,10 @@ def load_by_vllm(model: Any, tensors: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize("rows", [100, 5, 1], ids=lambda rows: f"{rows} rows a bucket")
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=lambda heads: f"{heads} KV heads")
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
-def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads: int, rows: int, fused: bool) -> None:
+def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(
+    kv_heads: int, rows: int, fused: bool, worker: tuple[int, int]
+) -> None:
+    workers, rank = worker
     tensors = checkpoint(kv_heads)
     expected, loaded = layers(kv_heads), layers(kv_heads, fused)
     for parameter in loaded.parameters():
@@ -104,8 +108,8 @@ def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads
             part, at = slot.part_of(tensor[first_row : first_row + rows], first_row)
             getattr(slot.module, slot.attribute).data[slot.start + at : slot.start + at + len(part)] = part
     for (name, left), (_, right) in zip(loaded.named_parameters(), expected.named_parameters(), strict=True):
-        # vLLM pads the vocabulary to 128 rows, of which this worker has the upper 64.
-        used = 36 if name == "embed_tokens.weight" else len(right)
+        # vLLM pads the vocabulary of 100 to 128 rows and cuts them into equal parts.
+        used = min(100 - rank * 128 // workers, len(right)) if name == "embed_tokens.weight" else len(right)
         assert torch.equal(left[:used], right[:used]), name
 
 
@@ -117,6 +121,7 @@ def test_the_order_of_packed_experts_is_the_kernels(dtype: torch.dtype) -> None:
     assert not torch.equal(packed, experts)
 
 
+@pytest.mark.usefixtures("worker")
 def test_tensors_without_a_place_are_refused_before_any_is_loaded() -> None:
     model = layers(4)
     before = model.norm.weight.clone()

@@ -29,11 +29,11 @@ from torch.multiprocessing import reductions
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.runtime.locks import remove_abandoned
 from gxpo_trainer.runtime.processes import interface_to, listen_on
+from gxpo_trainer.weights import transports
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket, checksum, tensors_of
 from gxpo_trainer.weights.transports import (
     BLOCKING_WAIT,
     PREFIX,
-    SHM_ROOT,
     TIMEOUT_S,
     BroadcastGroup,
     SharedMemoryPublisher,
@@ -41,6 +41,13 @@ from gxpo_trainer.weights.transports import (
     open_store,
 )
 from gxpo_trainer.weights.worker import WeightReceiver
+
+
+@pytest.fixture(autouse=True)
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The buffers of other runs on this machine are left alone."""
+    monkeypatch.setattr(transports, "SHM_ROOT", tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -60,14 +67,16 @@ def contents(bucket: WeightBucket) -> dict[tuple[str, int], torch.Tensor]:
     return {(entry.name, entry.first_row): tensor.clone() for entry, tensor in tensors_of(bucket, buffer)}
 
 
-def test_published_buffers_are_private_stay_readable_and_are_removed_on_close(publisher: SharedMemoryPublisher) -> None:
+def test_published_buffers_are_private_stay_readable_and_are_removed_on_close(
+    publisher: SharedMemoryPublisher, shared_memory: Path
+) -> None:
     first = publisher.publish(packer(("weight", torch.full((7,), 1.0))), 1, 0)
     content = Path(first.location).read_bytes()
     publisher.publish(packer(("weight", torch.full((7,), 2.0))), 2, 0)
     assert Path(first.location).read_bytes() == content, "while the next is written"
     assert publisher.directory.stat().st_mode & 0o777 == 0o700
     assert Path(first.location).stat().st_mode & 0o777 == 0o600
-    assert publisher.directory not in remove_abandoned(SHM_ROOT, PREFIX)
+    assert publisher.directory not in remove_abandoned(shared_memory, PREFIX)
     publisher.close()
     assert not publisher.directory.exists()
 
@@ -76,20 +85,23 @@ def test_a_group_of_one_member_listens_nowhere() -> None:
     assert isinstance(open_store("127.0.0.1", 9, 0, 1, timedelta(seconds=1)), HashStore)
 
 
-def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:
+def test_next_publisher_removes_the_buffers_of_a_killed_one(shared_memory: Path) -> None:
     code = (
-        "import os, signal, torch\n"
+        "import os, pathlib, signal, sys, torch\n"
+        "from gxpo_trainer.weights import transports\n"
         "from gxpo_trainer.weights.buckets import BucketPacker\n"
-        "from gxpo_trainer.weights.transports import SharedMemoryPublisher\n"
-        "publisher = SharedMemoryPublisher()\n"
+        "transports.SHM_ROOT = pathlib.Path(sys.argv[1])\n"
+        "publisher = transports.SharedMemoryPublisher()\n"
         "publisher.publish(BucketPacker(iter([('weight', torch.ones(8))])), 1, 0)\n"
         "print(publisher.directory, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    command = [sys.executable, "-c", code, str(shared_memory)]
+    killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL
     left = Path(killed.stdout.strip())
     assert left.exists()
+    assert left.parent == shared_memory
     SharedMemoryPublisher().close()
     assert not left.exists()
 
@@ -264,10 +276,12 @@ def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> Non
     assert checksum(nudged) != checksum(tensor)
 
 
-def test_full_shared_memory_says_what_helps(publisher: SharedMemoryPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_shared_memory_says_what_helps(
+    publisher: SharedMemoryPublisher, shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
-    fix = r"Cannot allocate a weight bucket of 1 GiB in /dev/shm .*shm_size"
+    fix = rf"Cannot allocate a weight bucket of 1 GiB in {shared_memory} .*shm_size"
     with pytest.raises(TrainingError, match=fix):
         publisher._allocate(2**30)
 

@@ -30,10 +30,15 @@ API = "/api/v1"
 LIMIT = 2048
 
 
+@pytest.fixture
+def max_body_s(settings: ServiceSettings) -> float:
+    return settings.max_body_s
+
+
 @pytest.fixture(params=["own", "httptools"])
-def address(request: pytest.FixtureRequest, settings: ServiceSettings) -> Iterator[tuple[str, int]]:
-    """An API whose bodies end at LIMIT bytes, and at a second."""
-    limited = settings.model_copy(update={"max_body_bytes": LIMIT, "max_body_s": 1.0})
+def address(request: pytest.FixtureRequest, settings: ServiceSettings, max_body_s: float) -> Iterator[tuple[str, int]]:
+    """An API whose bodies end at LIMIT bytes."""
+    limited = settings.model_copy(update={"max_body_bytes": LIMIT, "max_body_s": max_body_s})
     with HttpServer(create_app(limited), request.param) as url:
         yield "127.0.0.1", int(url.rpartition(":")[2])
 
@@ -87,6 +92,7 @@ def test_no_pair_of_length_headers_brings_a_body_past_the_limit(
     assert runs.count(database) == 0
 
 
+@pytest.mark.parametrize("max_body_s", [1.0])
 def test_a_slow_body_is_ended_an_unauthenticated_not(address: tuple[str, int], token_for: Callable[[str], str]) -> None:
     status, answer = raw(address, head(token_for("submitter"), "Content-Length: 1000"), b'{"name": ')
     assert status == 408

@@ -128,7 +128,7 @@ def test_no_single_request_finds_an_undocumented_answer(schema: OpenApiSchema, t
             # What takes no input cannot be asked wrongly.
             with suppress(*([Unsatisfiable] if mode is GenerationMode.NEGATIVE else [])):
                 settings_of(EXAMPLES_OF_ONE)(given(case=cases)(ask_with(ids)))()
-    assert statuses.total() > 300 * SIZE, statuses
+    assert_many_succeed(statuses, 300 * SIZE)
     print(f"{statuses.total()} requests: {sorted(statuses.items())}")
 
 
@@ -148,9 +148,18 @@ def test_every_answer_is_documented(schema: OpenApiSchema, tokens: list[str], kn
 
         def validate_response(self, response: Response, case: Case, **kwargs: Any) -> None:
             case.validate_response(response, checks=CHECKS)
+            statuses[response.status_code] += 1
 
+    statuses: Counter[int] = Counter()
     assert issubclass(Clients, APIStateMachine)
     run_state_machine_as_test(Clients, settings=settings_of(SEQUENCES, stateful_step_count=STEPS))
+    assert_many_succeed(statuses, 5 * SEQUENCES)
+
+
+def assert_many_succeed(statuses: Counter[int], fewest: int) -> None:
+    """More requests than that, and an eighth of them with a 2xx: where all are refused, most answers are not seen."""
+    assert statuses.total() > fewest, statuses
+    assert sum(times for status, times in statuses.items() if status < 300) > statuses.total() / 8, statuses
 
 
 def put_back(database: Database, rows: dict[str, list[dict[str, Any]]]) -> None:

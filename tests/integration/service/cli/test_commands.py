@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import threading
+import time
 import tomllib
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import queued_runs as runs
 from support.command_line import Gxpo
 from support.reported_runs import finish
+from support.service_processes import until
 
 from gxpo_services.api.principals import Principal, Role, hash_token
 from gxpo_services.cli.common import connect
@@ -170,6 +174,10 @@ def test_runs_are_listed_filtered_and_sorted_and_do_not_steer_the_terminal(gxpo:
     out, err = gxpo.printed()
     assert (out, err) == ("", "no matching runs; submit one with `gxpo submit --preset demo`\n")
     assert gxpo("runs", "--sort", "nonsense") == 2
+    grpo = gxpo.submit("of another rule", "--set", "learner.rule.name=grpo")
+    for words in (("--rule", "grpo"), ("--text", "other r"), ("--owner", "admin", "--rule", "grpo")):
+        assert [run["id"] for run in gxpo.json("runs", *words)] == [grpo]
+    assert gxpo.json("runs", "--owner", "nobody") == []
 
 
 def test_a_run_is_meant_by_its_id_its_end_or_its_name(gxpo: Gxpo) -> None:
@@ -206,6 +214,9 @@ def test_a_run_is_cloned_edited_archived_and_after_a_question_deleted_once_it_ha
     assert [run["name"] for run in gxpo.json("runs")] == ["other"]
     assert [(run["name"], run["tags"]) for run in gxpo.json("runs", "--archived")] == [("yours", [])]
     assert "nothing to change" in gxpo.error(2, "edit", "yours")
+    for word, archived in {"--unarchive": False, "--archive": True}.items():
+        gxpo.out("edit", "yours", word)
+        assert gxpo.json("show", "yours")["archived"] is archived
     assert "No terminal to confirm on; add --yes" in gxpo.error(2, "delete", "yours")
     assert gxpo("delete", "yours", "--yes") == 1
     gxpo.out("cancel", "yours")
@@ -247,7 +258,9 @@ def test_a_group_of_more_runs_than_a_stream_takes_is_watched(gxpo: Gxpo, databas
     assert gxpo.printed().err.count("one: succeeded\n") == 501
 
 
-def test_logs_are_printed_and_followed(gxpo: Gxpo, database: Database, settings: ServiceSettings) -> None:
+def test_logs_are_printed_and_followed(
+    gxpo: Gxpo, database: Database, settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_id = gxpo.submit("mine")
     log = settings.artifacts / run_id / "train.log"
     log.parent.mkdir(parents=True)
@@ -258,12 +271,20 @@ def test_logs_are_printed_and_followed(gxpo: Gxpo, database: Database, settings:
     assert "".join(section["text"] for section in sections) == text
     assert sections[-1]["next_offset"] == log.stat().st_size
     runs.change(database, run_id, state=RunState.RUNNING)
+    at_the_end = threading.Event()
+
+    def wait_for_more(_: float) -> None:
+        at_the_end.set()
+        time.sleep(0.01)
+
+    monkeypatch.setattr("gxpo_services.cli.commands.time", SimpleNamespace(sleep=wait_for_more))
     with ThreadPoolExecutor(1) as pool, log.open("a") as file:
         reader = pool.submit(gxpo, "logs", "mine", "-f")
+        until(lambda: at_the_end.is_set() or reader.done(), "all that is there has been printed")
         print(" and half", file=file, flush=True)
         runs.change(database, run_id, state=RunState.SUCCEEDED)
         assert reader.result(LONG_S) == 0
-    assert gxpo.printed().out.endswith("half and half\n")
+    assert gxpo.printed().out == f"{text} and half\n"
 
 
 def test_runs_are_compared_with_tables_and_the_sentence(gxpo: Gxpo, database: Database, url: str) -> None:
@@ -275,6 +296,7 @@ def test_runs_are_compared_with_tables_and_the_sentence(gxpo: Gxpo, database: Da
     assert f"excluded: unfinished ({plain}): it has no evaluation (yet)\n" in out
     assert "{'" not in out, "no member is printed as in the response"
     assert gxpo.json("compare", "plain")["target"]["steps"] == 2
+    assert "no step has maj@4" in gxpo.error(2, "compare", "plain", "--metric", "maj@4")
     assert gxpo("compare") == 2
 
 

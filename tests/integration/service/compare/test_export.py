@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from support import reporting
+from support import queued_runs, reporting
 from support.reported_runs import add_run, config, report
 
 from gxpo_services.compare.export import export as export_parts
@@ -120,11 +120,15 @@ def test_samples_come_with_their_turns_when_asked_for(client: TestClient, databa
 
 
 def test_no_connection_is_held_while_the_client_reads(database: Database, run: str) -> None:
+    launched = reporting.launch(database, run, 2)
+    offsets = queued_runs.get(database, run).offsets
+    more_than_a_page = [reporting.sample_row(9, 2, sample=sample) for sample in range(501)]
+    reporting.send(database, launched, reporting.body(1, 2, offsets=offsets, samples=more_than_a_page))
     with database.reading() as session:
         runs = select_runs(session, [run], [])
     for part in ("metrics", "evaluations", "runs", "samples"):
         _name, _media_type, pieces = export_parts(database, runs, "jsonl", [part])
-        next(pieces, None)
+        assert next(pieces, None), part
         assert database._reading_engine.pool.checkedout() == 0, part  # type: ignore[attr-defined]
 
 

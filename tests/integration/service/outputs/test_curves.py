@@ -54,6 +54,22 @@ def test_a_curve_over_steps_and_its_revision_after_a_new_attempt(client: TestCli
     assert answer["series"]["loss"]["steps"] == [1, 2, 3, 4, 5, 6]
 
 
+def test_points_after_a_step_are_the_tail_of_the_whole_curve(client: TestClient, database: Database) -> None:
+    """Around the end of a block of 128 steps. The last cost before a point may be of a step before `after`."""
+    launched = launch(database)
+    costs = {"update/backward_passes_total": 3.0, "time/training_s": 2.0, "rollout/tokens_total": 50.0}
+    totals = {step: {name: step * rate for name, rate in costs.items()} for step in range(10, 301, 10)}
+    rows = [metric_row(step, loss=step / 10, **totals.get(step, {})) for step in range(1, 301)]
+    send(database, launched, body(1, metrics=rows))
+    run_id = launched.split()[0]
+    for x in ("step", "backward_passes", "time", "tokens"):
+        whole = get(client, run_id, names="loss", x=x)["series"]["loss"]
+        for after in (126, 127, 128):
+            tail = get(client, run_id, names="loss", x=x, after=after)["series"]["loss"]
+            assert tail["steps"] == list(range(after + 1, 301))
+            assert all(tail[part] == whole[part][-len(tail["steps"]) :] for part in ("x", "y", "steps")), (x, after)
+
+
 def test_questions_that_make_no_sense_or_ask_for_too_much_are_refused(client: TestClient, database: Database) -> None:
     run_id = grown(database, range(1, 3)).split()[0]
     path = f"/api/v1/runs/{run_id}/metrics"

@@ -92,6 +92,18 @@ def test_numeric_columns_in_pages_sort(order: str, client: TestClient, database:
         assert listed == reference(database, column, order == "desc"), column
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_text_columns_in_pages_sort(order: str, client: TestClient, database: Database, many: list[str]) -> None:
+    """As the database sorts them in one query: by its collation."""
+    for column in ("name", "model", "state", "reason"):
+        value = getattr(Run, column)
+        keys = [key.desc() if order == "desc" else key.asc() for key in (value, Run.number)]
+        with database.reading() as session:
+            expected = list(session.scalars(select(Run.id).order_by(value.is_(None), *keys)))
+        listed = [run["id"] for run in walk(client, sort=column, order=order, archived="any")]
+        assert listed == expected, column
+
+
 def test_runs_that_are_made_meanwhile_move_nothing(client: TestClient, database: Database, many: list[str]) -> None:
     query = {"sort": "score", "order": "desc", "archived": "any", "limit": 100}
     before = [run["id"] for run in walk(client, **query)]

@@ -78,6 +78,17 @@ def test_the_queue_is_fair_and_keeps_to_the_quota(cluster: Cluster) -> None:
     assert begun == [{urgent, late}, {many[0]}, {many[1]}, {many[2]}, {many[3]}]
 
 
+def test_a_submitter_has_no_more_than_their_share_of_executing_runs(cluster: Cluster) -> None:
+    first, second = (cluster.add_run(created_by_id="many", queued_at=float(n)) for n in range(2))
+    other = cluster.add_run(created_by_id="other", queued_at=2.0)
+    scheduler = cluster.scheduler(max_runs_per_user=1)
+    scheduler.tick()
+    assert {job.id for job in cluster.launcher.submitted} == {f"{first}-1", f"{other}-1"}
+    cluster.move(first, S.FAILED)
+    scheduler.tick()
+    assert cluster.launcher.submitted[-1].id == f"{second}-1"
+
+
 @pytest.mark.parametrize("blind", ["at its limit", "without launcher", "suspended"])
 def test_time_in_which_no_round_saw_the_cluster_does_not_count(cluster: Cluster, blind: str) -> None:
     cluster.launcher.capacity = (2.0, 0.0)
