@@ -36,9 +36,10 @@ def adopt(
 def _start(name: str, default: Sequence[str], decode: Callable[[list[str]], Any]) -> str:
     """Initialize a widget's session value from the URL; returns its key."""
     key = f"in_{name}"
-    written = st.session_state.setdefault("address", {}).get(name)
+    written = st.session_state.setdefault("address", {})
     current = _words(st.session_state[key]) if st.session_state.get(key) is not None else None
-    values = adopt(st.query_params.get_all(name), written, current, default)
+    values = adopt(address := st.query_params.get_all(name), written.get(name), current, default)
+    written[name] = address  # also if the back button ends this script before `_publish`
     if current != values:
         st.session_state[key] = decode(values)
     return key

@@ -143,6 +143,29 @@ def test_defaults_stay_out_of_the_address_and_an_emptied_choice_with_a_default_i
     assert dict(page.query_params) == {"cols": "b", "seeds": "0, 1", "group": ""}
 
 
+def _interrupted() -> None:
+    import streamlit as st
+
+    from gxpo_dashboard.session import permalinks
+
+    permalinks.selected("part", ["a", "b"], "a")
+    if st.session_state.get("ends_early"):
+        st.stop()
+    st.session_state["part"] = permalinks.choice("Part", "part", ["a", "b"], "a")
+
+
+def test_an_address_that_a_script_adopted_before_it_was_interrupted_does_not_come_back() -> None:
+    """The back button interrupts a script that still draws the page; that page would replace the one it leads to."""
+    page = AppTest.from_function(_interrupted).run(timeout=60)
+    page.session_state["ends_early"], page.query_params["part"] = True, "b"
+    page.run()
+    page.session_state["ends_early"] = False
+    del page.query_params["part"]
+    page.run()
+    assert page.session_state["part"] == "a"
+    assert dict(page.query_params) == {}
+
+
 def _zoomed() -> None:
     import streamlit as st
 
