@@ -66,12 +66,8 @@ class LearnerGroup:
             ray.remote(LearnerRank).options(**self.placement.learner_options(rank)).remote(self.config, rank, size)
             for rank in range(size)
         ]
-        try:
-            address, port = self.placement.group.get(self.ranks[0].endpoint.remote(), "setup")
-            traced = [rank.trace.remote() for rank in self.ranks]
-            self.processes = [self.placement.group.get(call, "setup") for call in traced]
-        except (ray.exceptions.RayActorError, Stalled) as error:
-            raise LearnerDied(str(error).strip().splitlines()[0]) from error
+        self.processes = self._get([rank.trace.remote() for rank in self.ranks], "setup")
+        ((address, port),) = self._get([self.ranks[0].endpoint.remote()], "setup")
         settings = address, port, self.placement.device, self.placement.learner_threads
         self.attention = str(self._get([rank.setup.remote(*settings) for rank in self.ranks], "setup")[0])
         self._built = True
@@ -201,5 +197,6 @@ class LearnerGroup:
         except (ray.exceptions.RayActorError, Stalled) as error:
             if isinstance(error, Stalled):
                 hung = [rank for rank, call in enumerate(calls) if call in pending]
-                end_stalled({f"learner rank {rank}": self.processes[rank] for rank in hung})
+                processes = dict(enumerate(self.processes))
+                end_stalled({f"learner rank {rank}": (self.ranks[rank], processes.get(rank)) for rank in hung})
             raise LearnerDied(str(error).strip().splitlines()[0]) from error

@@ -168,7 +168,7 @@ class Engines:
         self.log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
         if isinstance(error, Stalled):
             with self.placement.group.watch.excluded():
-                end_stalled({name: engine.process})
+                end_stalled({name: (engine.actor, engine.process)})
         engine.process = None
         if engine.restarts > MAX_RESTARTS:
             raise TrainingError(f"the {name} {what} {engine.restarts} times in a row; see events.jsonl") from error

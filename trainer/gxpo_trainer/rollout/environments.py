@@ -103,10 +103,7 @@ class EnvironmentHandle:
                 process = ray.get(self.actor.process.remote(), timeout=PROBE_LIMIT_S)
                 silent = 0
             except ray.exceptions.GetTimeoutError:
-                if last is not None and silent == 0:
-                    end_stalled({"environment actor": last})
-                else:  # it has not answered since it started
-                    ray.kill(self.actor, no_restart=False)
+                end_stalled({"environment actor": (self.actor, last if silent == 0 else None)})
                 silent, process = silent + 1, last
             except ray.exceptions.RayActorError:
                 return  # dead for good: the calls fail by themselves

@@ -256,7 +256,7 @@ class VerifierHandle:
         if isinstance(error, Stalled):
             ready, _ = ray.wait([self._traced], timeout=0)
             with self._placement.group.watch.excluded():
-                end_stalled({"verifier": ray.get(ready[0]) if ready else None})
+                end_stalled({"verifier": (self.actor, ray.get(ready[0]) if ready else None)})
         self.kill()  # a stalled one is alive; its other calls fail with it
         if restarts > MAX_RESTARTS:
             raise TrainingError(

@@ -194,11 +194,12 @@ def _ended_by_signals() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class TracedProcess:
-    """A process that writes its stacks on a signal. node: Ray's id; descriptor: of its file, which has no name."""
+    """A process that writes its stacks on a signal. node: Ray's id; descriptor: of its file, which has no name; None
+    when it hung before it could open one."""
 
     node: str
     pid: int
-    descriptor: int
+    descriptor: int | None
 
 
 def trace_this_process() -> TracedProcess:
@@ -208,15 +209,19 @@ def trace_this_process() -> TracedProcess:
     return TracedProcess(this_node(), os.getpid(), descriptor)
 
 
-def end_stalled(processes: Mapping[str, TracedProcess | None]) -> None:
-    """Print the stacks of hung processes into the log of the run, then kill them. By name; None while one has not told.
+def end_stalled(actors: Mapping[str, tuple[Any, TracedProcess | None]]) -> None:
+    """Print the stacks of hung actors into the log of the run, then kill their processes. By name: the actor, and the
+    process once it has been told.
 
     `ray.kill` ends no process to which Ray's node manager has failed to connect, such as one that was stopped before
     its first call, and the CPUs of its bundle stay taken (Ray 2.60).
     """
+    processes = {name: process or _untraced(actor) for name, (actor, process) in actors.items()}
     for name, process in processes.items():
         if process is None:
-            text = "it hangs before it could be traced"
+            text = "Ray has not started its process yet"
+        elif process.descriptor is None:
+            text = f"process {process.pid} hangs before it could be traced"
         elif process.node != this_node():
             text = f"it is process {process.pid} of another node ({process.node[:8]}), where `py-spy dump` reads them"
         else:
@@ -227,6 +232,15 @@ def end_stalled(processes: Mapping[str, TracedProcess | None]) -> None:
             _kill(process)
         else:
             _kill_there(process)
+
+
+def _untraced(actor: Any) -> TracedProcess | None:
+    """The process of an actor whose constructor may be running; None while it has none. Of Ray's public interfaces only
+    one tells it, which needs Ray's dashboard."""
+    from ray._private import state
+
+    row = state.actors(actor._actor_id.hex())
+    return TracedProcess(row["Address"]["NodeID"], row["Pid"], None) if row.get("Pid") else None
 
 
 def _kill_there(process: TracedProcess) -> None:
@@ -240,12 +254,14 @@ def _kill_there(process: TracedProcess) -> None:
 
 def _kill(process: TracedProcess) -> None:
     with suppress(OSError):  # it has ended
-        if _is_traced(process.pid, process.descriptor):
+        if _is_ours(process.pid, process.descriptor):
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _is_traced(pid: int, descriptor: int) -> bool:
-    """Whether it is still the process that was traced: another may have its number now. Raises OSError when ended."""
+def _is_ours(pid: int, descriptor: int | None) -> bool:
+    """Whether it is still the process of the actor: another may have its number now. Raises OSError when ended."""
+    if descriptor is None:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
     return _STACKS_FILE in Path(f"/proc/{pid}/fd/{descriptor}").readlink().name
 
 
@@ -253,7 +269,7 @@ def stacks(pid: int, descriptor: int) -> str:
     """The stacks of a process of this host, or why there are none."""
     file = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
-        if not _is_traced(pid, descriptor):  # the signal would end another process
+        if not _is_ours(pid, descriptor):  # the signal would end another process
             return "the process has ended"
         before = file.stat().st_size
         os.kill(pid, _STACKS_SIGNAL)
