@@ -323,6 +323,7 @@ def test_small_steps() -> None:
         ("tuned-words", "algorithms/candidates.md", (3, 6, 12, 24)),
         ("tuned-skill", "algorithms/candidates.md", (30, 60, 90, 150)),
         ("dense-skill", "sft.md", (30, 60, 90, 150)),
+        ("distil-skill", "distillation.md", (30, 60, 90)),
     ],
 )
 def test_tuned_alike(study: str, name: str, costs: tuple[int, ...]) -> None:
