@@ -357,6 +357,9 @@ def test_tuned_alike(study: str, name: str, costs: tuple[int, ...]) -> None:
         gain = [bracket(difference[arm]), p_text(adjusted[arm])] if arm != base else ["–", "–"]
         row = [body["arms"][arm]["label"], words, *cells, *gain]
         assert f"| {' | '.join(row)} |" in page, row
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for arm in ("gxpo",) if study == "tuned-words" else ("gxpo", "sfpo"):  # the others of that study are on its page
+        assert bracket(difference[arm]) in readme, arm
 
 
 def test_tokens_or_their_point() -> None:
