@@ -347,7 +347,7 @@ class Faults:
         if not actors or not runs:
             return None
         victim = self._chance.choice(actors)
-        kind, job, begun = _title(victim).split(".")[0], victim.environ().get("RAY_JOB_ID"), time.time()
+        kind, job = _title(victim).split(".")[0], victim.environ().get("RAY_JOB_ID")
         bound = _STARTING_S
         if number == signal.SIGSTOP:
             phases = [str(run["phase"]) for run in self._up.runs() if run["id"] in runs]
@@ -360,7 +360,7 @@ class Faults:
             now = self.executing()
             if now is None or any(run not in now or now[run][0] > launch for run, (launch, _) in runs.items()):
                 return now is not None
-            likes = [actor for actor in self.actors() if _title(actor).startswith(kind) and actor.create_time() > begun]
+            likes = [actor for actor in self.actors() if _title(actor).startswith(kind) and actor not in actors]
             return any(actor.environ().get("RAY_JOB_ID") == job for actor in likes)
 
         return Fault(f"{name}: {kind.removeprefix('ray::')}", bound, replaced, ends=frozenset(runs))

@@ -42,10 +42,6 @@ def _set_up() -> None:
     gc.freeze()
 
 
-def _open_search() -> None:
-    st.session_state.update(searching=True, palette="")
-
-
 def _close_search() -> None:
     st.session_state.pop("searching", None)
 
@@ -122,7 +118,7 @@ if visitor.enter():
         permalinks.bar({name: (title, icon) for name, (title, icon, _) in VIEWS.items()}, view)
         st.button(
             "Search", icon=":material/search:", type="tertiary", key="nav-search", shortcut="Ctrl+K",
-            on_click=_open_search,
+            on_click=st.session_state.update, kwargs={"searching": True, "palette": ""},
         )  # fmt: skip
         if "searching" in st.session_state:  # a page that changes while words are typed draws it again
             _search()
