@@ -145,7 +145,7 @@ def _answer(group: list[Json], *, folded: bool) -> None:
     if not folded:
         _response(hidden.pop(0))
     if hidden:
-        label = f"{number_of(len(hidden), 'response' if folded else 'other response')} with this answer"
+        label = f"{number_of(len(hidden), 'different response')} with this answer"
         drawer = st.expander(label, key=f"others-{first['number']}", on_change="rerun")
         if drawer.open:
             with drawer:

@@ -177,13 +177,9 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _headline(session: Session, states: Mapping[str, int], conditions: Sequence[ColumnElement[bool]]) -> HeadlineView:
-    """How many runs are in each state, and the one whose last evaluation is the most accurate."""
+    """How many runs are in each state, and the one whose last evaluation is the most accurate, if above 0."""
     counts = ", ".join(f"{states[state]:,} {state}" for state in RunState if state in states)
-    scored = (
-        select(Run.__table__)
-        .where(_run.score.is_not(None), *conditions)
-        .order_by(_run.score.desc(), _run.number.desc())
-    )
+    scored = select(Run.__table__).where(_run.score > 0, *conditions).order_by(_run.score.desc(), _run.number.desc())
     best = session.execute(scored.limit(1)).first()
     accuracy = ""
     if best is not None:

@@ -142,9 +142,17 @@ def test_the_share_of_correct_answers_is_that_of_problems_with_an_answer() -> No
         metrics = rollout_metrics(replace(CONVERSATIONS, groups=groups), result, version=4, total=8)
         shares.append(metrics.get("reward/correctness"))
     assert shares == [0.5, None]
-    assert "; 50% of the responses are truncated: choose" in no_signal(
-        {"reward/zero_variance_fraction": 1, "rollout/truncated_fraction": 0.5}
-    )
+
+
+def test_what_to_do_without_a_signal_depends_on_the_reward() -> None:
+    metrics = {"reward/zero_variance_fraction": 1.0, "rollout/truncated_fraction": 0.5, "reward/mean": 0.02}
+    assert "groups, which have no gradient; 50% of the responses are truncated: choose" in no_signal(metrics, own=False)
+    too_hard, solved = (no_signal(metrics | {"reward/correctness": share}, own=False) for share in (0.02, 0.98))
+    assert "2% of the responses are correct and 50% truncated: choose problems that the model solves some" in too_hard
+    assert solved.endswith("98% of the responses are correct and 50% truncated: choose harder problems")
+    saturated = no_signal(metrics | {"reward/correctness": 0.0, "reward/mean": 1.0}, own=True)
+    assert "mean reward 1.000, 0% of the responses are correct and 50% truncated: if that is the high" in saturated
+    assert "gxpo sft" not in saturated
 
 
 def test_sampled_tokens_of_each_version() -> None:

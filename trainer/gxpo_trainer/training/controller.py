@@ -365,7 +365,9 @@ class Controller:
             self.reporter.log_event("gate_fired", f"step {number}: the gate ended the look-ahead ({why})", step=number)
         self.progress.update(number, metrics)
         if self.counters.flat == FLAT_STEPS:
-            warning = f"step {number}: {no_signal(metrics)}"
+            verifier = self.config.verifier
+            own = bool(verifier.worker_rewards or verifier.http_rewards)
+            warning = f"step {number}: {no_signal(metrics, own=own)}"
             self.reporter.log_event("no_signal", warning, step=number)
             self.progress.message(warning)
 
@@ -539,17 +541,26 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     return metrics
 
 
-def no_signal(metrics: Metrics) -> str:
-    """What it means that almost all groups of the last steps have equal rewards, and what to do."""
+def no_signal(metrics: Metrics, *, own: bool) -> str:
+    """What it means that almost all groups of the last steps have equal rewards, and what to do.
+
+    own: whether the reward is not correctness alone."""
     truncated, correct = f"{metrics['rollout/truncated_fraction']:.0%}", metrics.get("reward/correctness")
     responses = f"{truncated} of the responses are truncated"
     if correct is not None:
         responses = f"{correct:.0%} of the responses are correct and {truncated} truncated"
+    if own:
+        responses = f"mean reward {metrics['reward/mean']:.3f}, {responses}"
+        advice = "if that is the highest reward, nothing is left to learn; else choose problems or rewards that tell "
+        advice += "the responses apart"
+    elif correct is not None and correct > 0.5:
+        advice = "choose harder problems"
+    else:
+        advice = "choose problems that the model solves sometimes, raise rollout.max_new_tokens, or fine-tune the "
+        advice += "model on worked answers first (`gxpo sft`)"
     return (
         f"no signal for {FLAT_STEPS} steps: the responses of a problem have equal rewards in "
-        f"{metrics['reward/zero_variance_fraction']:.0%} of the groups, which have no gradient; {responses}: choose "
-        "problems that the model solves sometimes, raise rollout.max_new_tokens, or fine-tune the model on worked "
-        "answers first (`gxpo sft`)"
+        f"{metrics['reward/zero_variance_fraction']:.0%} of the groups, which have no gradient; {responses}: {advice}"
     )
 
 

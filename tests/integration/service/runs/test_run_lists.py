@@ -164,6 +164,10 @@ def test_the_headline_names_the_most_accurate_run_and_its_task(client: TestClien
     assert text.endswith("Most accurate: run 1, 91.0% on word_problems at step 400.")
     later = client.get(f"{API}/runs", params={"limit": 1, "cursor": body["next_cursor"]}).json()
     assert (later["total"], later["states"], later["headline"]) == (None, None, None)
+    with database.writing() as session:
+        for run in ids[1:]:
+            find(session, Run, run).score = 0.0
+    assert client.get(f"{API}/runs").json()["headline"]["text"] == "1 running, 2 succeeded."
 
 
 def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, database: Database) -> None:
