@@ -18,13 +18,14 @@ import ast
 import hashlib
 import inspect
 import io
+import json
 import os
 import re
 import symtable
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +57,14 @@ Component = str | Callable[[RewardInput], float] | Mapping[str, Any]
 class Trainer:
     """A run on this machine.
 
-    model: folder, hub name, `starter`. data: file of problems, folder, hub name; None: the embedded word problems.
-    rewards: components of the reward; none: correctness. rule: none: GXPO. out_dir: folder of the run, by default
-    runs/<name>. settings: any other settings of a run file by their paths, such as {"rollout.max_new_tokens": 200}.
+    model: folder, hub name, `starter`. data: file of problems, folder, hub name, or rows: dicts or a DataFrame; None:
+    the embedded word problems. rewards: one or several components of the reward; none: correctness. rule: settings or
+    name; None: GXPO. out_dir: folder of the run, by default runs/<name>. settings: any other settings of a run file by
+    their paths, such as {"rollout.max_new_tokens": 200}.
 
-    A function of a module is imported by the verifier's processes. One that a notebook or script defines is stored in
-    the run's folder as source text, with the imports, constants and functions of modules that it uses.
+    Rows are stored in the run's folder as a file. A function of a module is imported by the verifier's processes. One
+    that a notebook or script defines is stored as source text, with the imports, constants and functions of modules
+    that it uses.
 
     Raises ConfigError with every invalid setting.
     """
@@ -70,28 +73,36 @@ class Trainer:
         self,
         model: str | Path = "starter",
         *,
-        data: str | Path | None = None,
-        rewards: Sequence[Component] = (),
-        rule: RuleSettings | None = None,
+        data: str | Path | DataFrame | Iterable[Mapping[str, Any]] | None = None,
+        rewards: Component | Sequence[Component] = (),
+        rule: RuleSettings | str | None = None,
         name: str = "run",
         out_dir: str | Path | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(model, str | Path):
+            raise ConfigError(f"model is a {type(model).__name__}; save it with save_pretrained, and give its folder")
         self.out_dir = Path(out_dir) if out_dir is not None else Path("runs") / safe_name(name)
-        components = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in rewards]
+        several = [rewards] if isinstance(rewards, str | Mapping) or callable(rewards) else rewards
+        components = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in several]
         functions = [each["name"] for each in components if callable(each.get("name"))]
         local = [function for function in functions if getattr(function, "__module__", "") == "__main__"]
-        self._source = "\n\n".join([_FUTURE, *map(_source_of, local)]) + "\n" if local else ""
-        self._module = f"rewards_{hashlib.sha256(self._source.encode()).hexdigest()[:8]}"
+        self._stored: dict[str, str] = {}
+        module = ""
+        if local:
+            source = "\n\n".join([_FUTURE, *map(_source_of, local)]) + "\n"
+            module = self._keep("rewards_", source, ".py").stem
         for each in components:
             if isinstance(function := each.get("name"), FunctionType):
-                each["name"] = f"{self._module if function in local else function.__module__}:{function.__qualname__}"
+                each["name"] = f"{module if function in local else function.__module__}:{function.__qualname__}"
+        if data is not None and not isinstance(data, str | Path):
+            data = self._keep("rows_", _rows(data), ".jsonl")
         given = {
             "name": name,
             "model.path": str(model),
             "data.source": data and str(data),
             "verifier.rewards": components or None,
-            "learner.rule": rule and rule.model_dump(),
+            "learner.rule": rule.model_dump() if isinstance(rule, RuleSettings) else rule and {"name": rule},
         }
         self._settings: dict[str, Any] = {}
         for path, value in ({key: value for key, value in given.items() if value} | dict(settings or {})).items():
@@ -117,12 +128,23 @@ class Trainer:
             check_implementations(config, "gxpo.Trainer")
             return Run(self.out_dir, train_run(config, self.out_dir, resume=resume))
 
+    def _keep(self, prefix: str, text: str, suffix: str) -> Path:
+        """The file that `store` writes this text to. Its name says what is in it, so that equal text is an equal
+        config."""
+        name = f"{prefix}{hashlib.sha256(text.encode()).hexdigest()[:8]}{suffix}"
+        self._stored[name] = text
+        return self.out_dir / name
+
+    def store(self) -> None:
+        """Write the functions and rows that were given as objects to the run's folder."""
+        for name, text in self._stored.items():
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+            (self.out_dir / name).write_text(text, encoding="utf-8")
+
     @contextmanager
     def _importable(self) -> Iterator[None]:
         """Let the processes of the run import what this process can, and the functions defined here."""
-        if self._source:
-            self.out_dir.mkdir(parents=True, exist_ok=True)
-            (self.out_dir / f"{self._module}.py").write_text(self._source, encoding="utf-8")
+        self.store()
         earlier = os.environ.get("PYTHONPATH", "")
         here = [str(self.out_dir.resolve()), *(entry or str(Path.cwd()) for entry in sys.path)]
         os.environ["PYTHONPATH"] = os.pathsep.join(here)
@@ -132,6 +154,25 @@ class Trainer:
         finally:
             sys.path.remove(here[0])
             os.environ["PYTHONPATH"] = earlier
+
+
+def _rows(data: Any) -> str:
+    """Rows as JSON lines. Raises ConfigError."""
+    if isinstance(data, DataFrame):
+        data = data.astype(object).where(data.notna(), None).to_dict("records")
+    if not isinstance(data, Iterable):
+        raise ConfigError(f"data is of the type {type(data).__name__}; give a file, a hub name, or rows as dicts")
+    lines = []
+    for number, row in enumerate(data):
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"data: row {number} is of the type {type(row).__name__}; rows are dicts of fields")
+        try:
+            lines.append(json.dumps(dict(row), ensure_ascii=False))
+        except TypeError as error:
+            raise ConfigError(f"data: row {number} cannot be written as JSON: {error}") from None
+    if not lines:
+        raise ConfigError("data has no rows")
+    return "\n".join(lines) + "\n"
 
 
 def _merged(given: Any, value: Any) -> Any:
@@ -190,6 +231,8 @@ class Client:
 
         overrides: `learner.rule.k=5`, as of --set. about: name, tags, notes, priority, group.
         """
+        if isinstance(run, Trainer):
+            run.store()
         config: str | Path | RunConfig = run.config if isinstance(run, Trainer) else run
         if isinstance(config, RunConfig):
             config = build(config.model_dump(), overrides)

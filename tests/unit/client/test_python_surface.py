@@ -14,10 +14,13 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import pandas
 import pytest
+import torch
 
 import gxpo
 from gxpo_trainer.config.io import build
+from gxpo_trainer.data.prompts import load_prompts
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.grading.rewards import Scorer
 from gxpo_trainer.types import Verdict
@@ -99,6 +102,29 @@ def test_a_section_of_settings_is_added_to_the_arguments() -> None:
     assert section == {"shuffle": False}
 
 
+ROWS = [{"problem": "What is ½ of 4?", "answer": 2}, {"problem": "What is 1 + 2?", "answer": 3, "hard": True}]
+
+
+@pytest.mark.parametrize(
+    "data", [ROWS, iter(ROWS), pandas.DataFrame(ROWS).convert_dtypes()], ids=["list", "iterator", "frame"]
+)
+def test_rows_in_memory_are_stored_with_the_run_and_read_as_a_file(data: Any, tmp_path: Path) -> None:
+    trainer = gxpo.Trainer(data=data, out_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "nothing is written before it trains"
+    source = Path(trainer.config.data.source)
+    assert re.fullmatch(r"rows_[0-9a-f]{8}\.jsonl", source.name)
+    trainer.store()
+    first, second = load_prompts(trainer.config.data, 0).prompts
+    assert (first.text, first.gold, second.gold) == ("What is ½ of 4?", "2", "3")
+
+
+def test_one_reward_or_rule_may_be_given_alone() -> None:
+    for one, name in (("format", "format"), ({"name": "format"}, "format"), (plain, f"{__name__}:plain")):
+        config = gxpo.Trainer(rewards=one, rule="sfpo").config
+        assert [reward.name for reward in config.verifier.worker_rewards] == [name]
+        assert config.learner.rule.name == "sfpo"
+
+
 def test_a_folder_that_does_not_exist_is_no_run_without_rows(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no run folder '.*mistyped'"):
         gxpo.Run(tmp_path / "mistyped")
@@ -147,6 +173,12 @@ def test_what_other_processes_cannot_have_is_refused(function: Any, words: str) 
         ({"settings": {"name.x": 1}}, r'name = {"x": 1}: must be text'),
         ({"rewards": ["format"], "settings": {"verifier.rewards.0.weight": 1}}, "verifier.rewards = .* must be a list"),
         ({"rewards": [functools.partial(plain)]}, r"rewards\[0\].name = .* must be text"),
+        ({"model": torch.nn.Linear(1, 1)}, "model is a Linear; save it with save_pretrained, and give its folder"),
+        ({"data": 3}, "data is of the type int; give a file, a hub name, or rows as dicts"),
+        ({"data": [{"problem": "a"}, "b"]}, "data: row 1 is of the type str; rows are dicts"),
+        ({"data": [{"problem": {1, 2}}]}, "data: row 0 cannot be written as JSON: .*set"),
+        ({"data": []}, "data has no rows"),
+        ({"rule": "gxp"}, 'learner.rule.name = "gxp": must be one of'),
     ],
 )
 def test_what_is_no_section_or_no_reward_is_refused(arguments: dict[str, Any], words: str) -> None:
