@@ -394,5 +394,5 @@ def test_reward_metrics_by_hand() -> None:
 )
 def test_learning_rates_by_hand(total: int | None, settings: dict[str, Any], expected: list[float]) -> None:
     chosen = OptimizerConfig(learning_rate=0.8, **settings)
-    rates = [learning_rate(chosen, step, total) for step in range(1, len(expected) + 1)]
+    rates = [learning_rate(chosen, step, step - 1, total) for step in range(1, len(expected) + 1)]
     assert rates == pytest.approx(expected, abs=1e-7)

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +81,21 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         assert (config.seed, config.learner.optimizer.learning_rate, config.budget.steps) == (3, 1e-4, None)
         tuning = definition.run_config(reference, definition.RunKey("ladder", arm, 1e-4, 100))
         assert tuning.evaluation.every_steps * per_step == tuning.budget.backward_passes == 30
+
+
+def test_the_budget_and_the_evaluations_of_an_arm_whose_gate_can_fire_count_in_passes() -> None:
+    """By steps it ended with the last step of a look-ahead that had long been off: 35 steps took 47 of 105 passes."""
+    gated = study(
+        overrides=["learner.optimizer.schedule=linear"],
+        arms={"grpo": {"label": "GRPO"}, "gxpo": {"label": "GXPO", "overrides": ["learner.rule.gate.mode=permanent"]},
+              "off": {"label": "GXPO, no gate", "overrides": ["learner.rule.gate.mode=never"]}},
+    )  # fmt: skip
+    key = definition.RunKey("report", "gxpo", 1e-5, 3)
+    open_, off = (definition.run_config(gated, replace(key, arm=arm)) for arm in ("gxpo", "off"))
+    assert open_.budget.bounds == {"backward_passes": gated.backward_passes}
+    assert open_.evaluation.every_backward_passes == gated.evaluate_every
+    assert off.budget.bounds == {"backward_passes": gated.backward_passes, "steps": gated.backward_passes // 3}
+    assert (off.evaluation.every_steps, off.evaluation.every_backward_passes) == (gated.evaluate_every // 3, None)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +177,14 @@ def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, mes
         ({"overrides": ["learner.rule.kk=3"]}, "learner.rule.kk is not a setting; did you mean learner.rule.k?"),
         ({"overrides": ["learner.rule.k=1"]}, "learner.rule.k = 1: must be at least 2"),
         (
-            {"overrides": ["learner.optimizer.schedule=linear", "learner.rule.name=sfpo", "learner.rule.k=12"]},
+            {
+                "overrides": [
+                    "learner.optimizer.schedule=linear",
+                    "learner.rule.name=sfpo",
+                    "learner.rule.k=12",
+                    "learner.rule.gate.mode=never",
+                ]
+            },
             "steps = 0",
         ),
         ({"learning_rate_of": "grpo", "learning_rate_factor": 1e308, "overrides": ["learner.rule.k=1"]}, "must be at"),

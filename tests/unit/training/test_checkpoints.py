@@ -237,13 +237,16 @@ def test_another_number_of_steps_is_told_where_it_moves_the_learning_rate(tmp_pa
     falling = {"learner": {**FIRST["learner"], "optimizer": {"schedule": "cosine"}}}
     assert changed_schedule(RunConfig.model_validate({**FIRST, **falling}), tmp_path) == ""
     told = changed_schedule(RunConfig.model_validate({**longer, **falling}), tmp_path)
-    assert told == "budget.steps was 2 and is 4: the cosine learning rate jumps, as it now falls to 0 there"
+    jumps = "the cosine learning rate jumps: it fell to 0 at budget.steps = 2, and now falls to 0 at budget.steps = 4"
+    assert told == jumps
     identity = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     identity["attempts"].append({"changed": {"config": {"now": {**identity["config"], "budget": {"steps": 4}}}}})
     (tmp_path / "run.json").write_text(json.dumps(identity), encoding="utf-8")
     assert changed_schedule(RunConfig.model_validate({**longer, **falling}), tmp_path) == ""
     told = changed_schedule(RunConfig.model_validate({**FIRST, **falling}), tmp_path)
-    assert told.startswith("budget.steps was 4 and is 2: ")
+    assert told.endswith("it fell to 0 at budget.steps = 4, and now falls to 0 at budget.steps = 2")
+    by_passes = {**FIRST, **falling, "budget": {"backward_passes": 9}}
+    assert changed_schedule(RunConfig.model_validate(by_passes), tmp_path).endswith("at budget.backward_passes = 9")
 
 
 def test_other_data_is_no_resume(tmp_path: Path) -> None:

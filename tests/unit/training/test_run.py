@@ -20,7 +20,7 @@ from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import reserve
-from gxpo_trainer.training.controller import Controller
+from gxpo_trainer.training.controller import Controller, Counters
 from gxpo_trainer.training.proofs import canary, check_gap
 from gxpo_trainer.training.run import Fit, build_runtime, check_memory
 from gxpo_trainer.types import Prompt
@@ -35,6 +35,38 @@ def a_run(folder: Path, layers: int) -> Placement:
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "vocab_size": 32000}
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": layers, **sizes}))
     return Placement(load_preset("paper-1.5b"), "gpu", 1, 1, colocated=True)
+
+
+def test_a_decay_and_evaluations_by_backward_passes_go_on_evenly_when_a_gate_fires() -> None:
+    settings = {"learning_rate": 1.0, "schedule": "linear", "warmup_steps": 2}
+    config = RunConfig.model_validate(
+        {"learner": {"rule": {"name": "gxpo"}, "optimizer": settings}, "budget": {"backward_passes": 16}}
+    )
+    # Four steps of three passes, two of them warm-up, then four of one: 16 passes are 16/3 steps with the look-ahead
+    # on, so that after the warm-up 10/3 are left, and each pass is a tenth of the decay.
+    counters, rates, evaluated = Counters(), [], []
+    for passes in (3, 3, 3, 3, 1, 1, 1, 1):
+        rates.append(counters.learning_rate(config))
+        done = counters.backward_passes + passes
+        counters = replace(counters, step=counters.step + 1, backward_passes=done, step_passes=passes)
+        evaluated += [done] if counters.reached_multiple(5) else []
+    assert rates == pytest.approx([0.5, 1, 1, 0.7, 0.4, 0.3, 0.2, 0.1])
+    assert evaluated == [6, 12, 15]
+    assert counters.reached(config) == "backward_passes"
+    whole = {"learner": {"rule": {"name": "gxpo"}, "optimizer": settings}}
+    by_steps, by_passes = (
+        RunConfig.model_validate(whole | {"budget": b}) for b in ({"steps": 6}, {"backward_passes": 18})
+    )
+    for step in range(6):  # without a gate that fires both are the same
+        counters = Counters(step=step, backward_passes=3.0 * step)
+        assert counters.learning_rate(by_passes) == pytest.approx(counters.learning_rate(by_steps))
+    with pytest.raises(ValueError, match=r"set budget.steps or budget.backward_passes, or schedule"):
+        RunConfig.model_validate(whole | {"budget": {"tokens": 10}})
+
+
+def test_thirds_of_passes_reach_their_multiples() -> None:
+    assert Counters(backward_passes=14.999999999999998, step_passes=1 / 3).reached_multiple(15)
+    assert not Counters(backward_passes=15.333333333333332, step_passes=1 / 3).reached_multiple(15)
 
 
 def test_what_fits_or_is_not_known_is_not_refused(tmp_path: Path) -> None:

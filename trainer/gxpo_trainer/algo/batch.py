@@ -372,17 +372,17 @@ def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:
     return [replace(batch, sequences=tuple(batch.sequences[i] for i in sorted(share))) for share in shares]
 
 
-def learning_rate(settings: OptimizerConfig, step: int, total_steps: int | None) -> float:
+def learning_rate(settings: OptimizerConfig, step: int, done: float, total: float | None) -> float:
     """η at training step `step`, counted from 1, however many optimizer steps the rule takes in it.
 
-    total_steps: needed by the decaying schedules.
-    Warm-up is linear up to η at step `warmup_steps`; `linear` and `cosine` then fall to 0 after `total_steps`.
+    done, total: steps of the budget that were taken before this one, and all of them; needed by the decaying schedules.
+    Warm-up is linear up to η at step `warmup_steps`; `linear` and `cosine` then fall to 0 after `total`.
     """
     base = settings.learning_rate
     if step <= settings.warmup_steps:
         return base * step / settings.warmup_steps
     if settings.schedule == "constant":
         return base
-    assert total_steps is not None, "RunConfig needs budget.steps for a schedule"
-    done = min(1.0, (step - 1 - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
-    return base * (1 - done) if settings.schedule == "linear" else base * (1 + math.cos(math.pi * done)) / 2
+    assert total is not None, "RunConfig needs a bound for a schedule"
+    share = min(1.0, max(0.0, done - settings.warmup_steps) / max(1, total - settings.warmup_steps))
+    return base * (1 - share) if settings.schedule == "linear" else base * (1 + math.cos(math.pi * share)) / 2

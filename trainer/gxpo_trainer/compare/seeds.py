@@ -21,7 +21,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import DataError
 
 _RATE = "learner.optimizer.learning_rate"
-_SCHEDULE = "evaluation.every_steps"
+_SCHEDULE = ("evaluation.every_steps", "evaluation.every_backward_passes")
 _UNCOMPARED = ("name", "seed", "logging", "timeouts")
 _LONGEST_VALUE = 40
 """Characters of a setting's value in a group's name."""
@@ -126,7 +126,7 @@ class Difference:
 
 def schedule_note(groups: Sequence[SeedGroup], reference: SeedGroup) -> str:
     """Why groups were evaluated after different numbers of steps, and what that means; empty where they were not."""
-    every = {run.conditions.get(_SCHEDULE) for group in groups for run in group.runs}
+    every = {tuple(map(run.conditions.get, _SCHEDULE)) for group in groups for run in group.runs}
     if len(every) < 2:
         return ""
     other: list[str] = []
@@ -162,7 +162,9 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
             group.name: {run.seed: run.hardware if hardware else run.conditions for run in group.runs}
             for group in groups
         }
-        settings = sorted({key for runs in stated.values() for values in runs.values() for key in values} - {_SCHEDULE})
+        settings = sorted(
+            {key for runs in stated.values() for values in runs.values() for key in values} - {*_SCHEDULE}
+        )
         for setting in settings:
             absent = _defaults().get(setting, "unknown")
             by_seed = {

@@ -269,7 +269,9 @@ class OptimizerConfig(Settings):
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD only.")
     weight_decay: FiniteFloat = Field(0.0, ge=0, description="Decoupled for AdamW, added to the gradient for SGD.")
     max_grad_norm: float = Field(1.0, gt=0, description="Clip the global gradient norm; inf turns it off.")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="After the warm-up; falls to 0 at budget.steps, without it at budget.backward_passes."
+    )
     warmup_steps: Steps = Field(0, description="Training steps of linear warm-up.")
 
 
@@ -442,10 +444,11 @@ class RunConfig(Settings):
                 f"learner.mini_batches = {self.learner.mini_batches} exceeds rollout.prompts_per_step = "
                 f"{self.rollout.prompts_per_step}; a mini-batch needs at least one prompt"
             )
-        if self.learner.optimizer.schedule != "constant" and self.budget.steps is None:
+        ends = (self.budget.steps, self.budget.backward_passes)
+        if self.learner.optimizer.schedule != "constant" and ends == (None, None):
             raise ValueError(
                 f'learner.optimizer.schedule = "{self.learner.optimizer.schedule}" falls to 0 at the last step; '
-                'set budget.steps, or schedule = "constant"'
+                'set budget.steps or budget.backward_passes, or schedule = "constant"'
             )
         parallel, shares = self.learner.sequence_parallel, self.data_ranks
         if self.placement.learner_ranks % parallel:

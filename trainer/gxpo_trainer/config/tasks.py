@@ -448,6 +448,12 @@ class EvaluationConfig(Settings):
         "auto too.",
     )
     every_steps: Steps = Field(10, description="0: only at the end.")
+    every_backward_passes: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_STEPS,
+        description="In place of every_steps: after the step that reaches a multiple, with and without a look-ahead.",
+    )
     samples_per_prompt: int = Field(4, ge=1, le=100_000, description="n, for pass@k up to n.")
     num_problems: int | None = Field(
         256,

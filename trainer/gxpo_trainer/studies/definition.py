@@ -35,7 +35,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
 _RATE = "learner.optimizer.learning_rate"
-_OF_EACH_RUN = (_RATE, "name", "seed", "budget.steps", "budget.backward_passes", "evaluation.every_steps")
+_OF_EACH_RUN = (
+    *(_RATE, "name", "seed", "budget.steps", "budget.backward_passes", "evaluation.every_steps"),
+    "evaluation.every_backward_passes",
+)
 """Settings that `run_config` sets."""
 MOST_POINTS = 2**53
 """Of a search space, whose points are numbered by 64-bit integers."""
@@ -429,15 +432,17 @@ def run_config(study: Study, key: RunKey) -> RunConfig:
     ]
     learner = load_preset(study.preset, [*overrides, f"budget.steps={passes}"]).learner
     per_step = learner.rule.passes_per_step(gate_open=True)
-    # A decay ends at the last step, which a gate that fires may not change.
-    steps = "none" if learner.optimizer.schedule == "constant" else f"{passes // per_step:.0f}"
     # A tuning run counts by its end alone.
     between = study.evaluate_every if key.stage == "report" else passes
-    every = max(1, round(between / per_step))
+    gate, decays = learner.rule.gate_config, learner.optimizer.schedule != "constant"
+    by_passes = gate is not None and gate.can_fire  # which makes steps cheaper
+    bounds = [
+        f"budget.steps={passes // per_step:.0f}" if decays and not by_passes else "budget.steps=none",
+        f"evaluation.every_steps={max(1, round(between / per_step))}",
+        f"evaluation.every_backward_passes={between if by_passes else 'none'}",
+    ]
     name = f"{study.name} {key.arm} {key.point.text} seed {key.seed}"
-    return load_preset(
-        study.preset, [*overrides, f"budget.steps={steps}", f"evaluation.every_steps={every}", f'name="{name}"']
-    )
+    return load_preset(study.preset, [*overrides, *bounds, f'name="{name}"'])
 
 
 def extremes(study: Study, arm: str) -> Iterator[RunKey]:

@@ -300,14 +300,14 @@ def check_same_data(out_dir: Path, sha256: Mapping[str, str]) -> None:
 
 
 def changed_schedule(config: RunConfig, out_dir: Path) -> str:
-    """What another `budget.steps` than at the last launch means for a run's learning rate; empty for nothing."""
-    before, schedule = current_config(out_dir)["budget"]["steps"], config.learner.optimizer.schedule
-    if schedule == "constant" or before == config.budget.steps:
+    """What another end of the budget than at the last launch means for a run's learning rate; empty for nothing."""
+    schedule, ends = config.learner.optimizer.schedule, []
+    for budget in (current_config(out_dir)["budget"], config.budget.model_dump()):
+        name = "steps" if budget["steps"] is not None else "backward_passes"
+        ends.append(f"budget.{name} = {budget[name]}")
+    if schedule == "constant" or ends[0] == ends[1]:
         return ""
-    return (
-        f"budget.steps was {before} and is {config.budget.steps}: the {schedule} learning rate jumps, as it now falls "
-        "to 0 there"
-    )
+    return f"the {schedule} learning rate jumps: it fell to 0 at {ends[0]}, and now falls to 0 at {ends[1]}"
 
 
 def next_attempt(out_dir: Path, checkpoint: Checkpoint | None) -> int:

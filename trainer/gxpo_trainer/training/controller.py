@@ -8,6 +8,7 @@ and the rule's state. The functions below the controller compute a step's metric
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,11 +57,13 @@ WARM_START = {
 class Counters:
     """Totals since the start of the run, over its merged history (see reporting/reading.py).
 
-    step: counts supervised steps of a warm start too; its passes and tokens are not in the other totals.
+    step: counts supervised steps of a warm start too; its passes and tokens are not in the other totals. step_passes:
+    of the latest step.
     """
 
     step: int = 0
     backward_passes: float = 0.0
+    step_passes: float = 0.0
     diagnostic_passes: float = 0.0
     repeated_passes: float = 0.0
     tokens: int = 0
@@ -80,6 +83,20 @@ class Counters:
         }
         bounds = config.budget.bounds
         return next((name for name, bound in bounds.items() if used[name] >= bound - 1e-9), None)
+
+    def reached_multiple(self, passes: int) -> bool:
+        """Whether the latest step has reached a multiple of so many backward passes; its own may be sums of thirds."""
+        now, before = self.backward_passes, self.backward_passes - self.step_passes
+        return math.floor(now / passes + 1e-9) > math.floor(before / passes + 1e-9)
+
+    def learning_rate(self, config: RunConfig) -> float:
+        """η of the next step. A budget of backward passes counts in steps with the look-ahead on."""
+        budget, step = config.budget, self.step + 1 - config.warm_steps
+        done, total = float(step - 1), budget.steps and float(budget.steps)
+        if total is None and budget.backward_passes is not None:
+            per_step = config.learner.rule.passes_per_step(gate_open=True)
+            done, total = self.backward_passes / per_step, budget.backward_passes / per_step
+        return learning_rate(config.learner.optimizer, step, done, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +299,12 @@ class Controller:
         with self.pool.timeline.during("learner", "updating"):
             if warm_start is not None and number <= warm_start.steps:
                 settings = warm_start.model_dump(include={"learning_rate", "schedule", "warmup_steps"})
-                self._rate = learning_rate(learner.optimizer.model_copy(update=settings), number, warm_start.steps)
+                optimizer = learner.optimizer.model_copy(update=settings)
+                self._rate = learning_rate(optimizer, number, number - 1, warm_start.steps)
                 result = self.learners.train_step([batch], self._rate, stage="warm_start")
                 counted = replace(old, warm_start_passes=old.warm_start_passes + result.backward_passes)
             else:
-                self._rate = learning_rate(learner.optimizer, number - config.warm_steps, config.budget.steps)
+                self._rate = old.learning_rate(config)
                 result = self.learners.train_step(
                     mini_batches(batch, learner.mini_batches),
                     self._rate,
@@ -296,6 +314,7 @@ class Controller:
                 counted = replace(
                     old,
                     backward_passes=old.backward_passes + result.backward_passes,
+                    step_passes=result.backward_passes,
                     diagnostic_passes=old.diagnostic_passes + result.diagnostic_passes,
                     tokens=old.tokens + num_tokens,
                 )
@@ -377,6 +396,8 @@ class Controller:
             step -= self.config.warm_steps
             if step <= 0:
                 return what == "evaluate" and step == 0
+        if what == "evaluate" and (passes := self.config.evaluation.every_backward_passes):
+            return self.counters.reached_multiple(passes)
         every = {
             "evaluate": self.config.evaluation.every_steps,
             "checkpoint": self.config.checkpoint.every_steps,
