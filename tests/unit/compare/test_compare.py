@@ -412,8 +412,11 @@ def test_the_headline_is_about_the_best_candidate_at_equal_passes_and_says_what_
     assert headline(grpo, clear, ends("Epochs", 0.4))[0] == first.replace("GXPO", "GXPO, the best of 2 candidates,")
     unequal = ends("GXPO", 0.6, 0.61, 0.62, conditions={"data": "b"})
     assert headline(grpo, unequal) == (f"{first} Conditions differ: data.", False)
-    unmatched = "Not all runs were evaluated at equal backward passes after their first step; lower evaluation"
-    assert headline(grpo, ends("GXPO", 0.6, 0.61, 0.62, passes=(0, 30))) == (f"{unmatched}.every_steps.", False)
+    unmatched = "Not all runs were evaluated at equal backward passes after their first step; set evaluation"
+    assert headline(grpo, ends("GXPO", 0.6, 0.61, 0.62, passes=(0, 30))) == (
+        f"{unmatched}.every_backward_passes alike.",
+        False,
+    )
     assert headline(grpo, ends("GXPO", 0.5004, 0.5, 0.5))[0].startswith("GXPO is within 0.1 points of GRPO after 10")
     # A tenth before the budget is not stated.
     for passes, since in ((9, ""), (8, ", evaluated from 8 on")):

@@ -147,7 +147,7 @@ def _headline(comparison: Comparison, candidates: list[GroupResult]) -> tuple[st
         shared = "one shared seed" if num == 1 else f"{num} shared seeds"
         rest = f" Inconclusive: only {shared}. Run at least {MIN_SEEDS}.{rest}"
     if not compared:
-        fix = "lower evaluation.every_steps"
+        fix = "set evaluation.every_backward_passes alike"
         return f"Not all runs were evaluated at equal backward passes after their first step; {fix}.{rest}", False
     group, result, seeds = compared[0]
     name = group.name + (f", the best of {len(candidates)} candidates," if len(candidates) > 1 else "")
