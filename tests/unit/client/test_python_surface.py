@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import datasets
 import pandas
 import pytest
 import torch
@@ -105,11 +106,15 @@ def test_a_section_of_settings_is_added_to_the_arguments() -> None:
 ROWS = [{"problem": "What is ½ of 4?", "answer": 2}, {"problem": "What is 1 + 2?", "answer": 3, "hard": True}]
 
 
-@pytest.mark.parametrize(
-    "data", [ROWS, iter(ROWS), pandas.DataFrame(ROWS).convert_dtypes()], ids=["list", "iterator", "frame"]
-)
-def test_rows_in_memory_are_stored_with_the_run_and_read_as_a_file(data: Any, tmp_path: Path) -> None:
-    trainer = gxpo.Trainer(data=data, out_dir=tmp_path / "run")
+@pytest.mark.parametrize("kind", ["list", "iterator", "frame", "dataset"])
+def test_rows_in_memory_are_stored_with_the_run_and_read_as_a_file(kind: str, tmp_path: Path) -> None:
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "list": list,
+        "iterator": iter,
+        "frame": lambda rows: pandas.DataFrame(rows).convert_dtypes(),
+        "dataset": datasets.Dataset.from_list,
+    }
+    trainer = gxpo.Trainer(data=kinds[kind](ROWS), out_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists(), "nothing is written before it trains"
     source = Path(trainer.config.data.source)
     assert re.fullmatch(r"rows_[0-9a-f]{8}\.jsonl", source.name)
