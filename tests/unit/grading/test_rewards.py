@@ -68,6 +68,15 @@ async def coroutine(sample):
 class Async:
     async def __call__(self, sample):
         return 0.5
+
+
+def two(prompts, completions, **columns):
+    return [0.5]
+
+
+class NoParameter:
+    def __call__(self):
+        return 0.5
 '''
 
 
@@ -165,6 +174,8 @@ def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], c
         ("number", "(TypeError"),
         ("coroutine", "is a coroutine function; define it without async"),
         ("Async", "is a coroutine function; define it without async"),
+        ("two", "does not take one response (missing a required argument: 'completions'); define it with one parame"),
+        ("NoParameter", "does not take one response (too many positional arguments); define it with one parameter"),
     ],
 )
 def test_a_class_that_cannot_be_created_is_rejected(module: str, name: str, complaint: str) -> None:

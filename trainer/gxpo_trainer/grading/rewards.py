@@ -179,6 +179,14 @@ def _build(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Rewar
         raise ConfigError(f"verifier.rewards: {name!r} is not callable; define __call__(sample) -> float")
     if inspect.iscoroutinefunction(component) or inspect.iscoroutinefunction(component.__call__):
         raise ConfigError(f"verifier.rewards: {name!r} is a coroutine function; define it without async")
+    with suppress(ValueError):  # functions of C may have no signature
+        try:
+            inspect.signature(component).bind(RewardInput)
+        except TypeError as error:
+            raise ConfigError(
+                f"verifier.rewards: {name!r} does not take one response ({error}); define it with one parameter, "
+                "(sample) -> float, whose fields are those of gxpo.RewardInput"
+            ) from None
     return component
 
 
