@@ -25,7 +25,9 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import cli, plugins
 from gxpo_trainer.algo.batch import step_advantages
 from gxpo_trainer.config import LossConfig, RunConfig
+from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.io import build, load_run, to_toml
+from gxpo_trainer.config.rules import RULES
 from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.environments.loading import load_environment
@@ -173,6 +175,7 @@ def test_bad_loggers_are_named(tracker: Any, complaint: str) -> None:
             r'implementation = "workbench\.parts:Repeatde" of the settings class NoSuchPartRule does not exist: module '
             r'workbench\.parts has no Repeatde; did you mean "Repeated"\?',
         ),
+        (CLASS + "UnfinishedRule", r"cannot be used: it has no method step; define step\(self, learner, \*, last\)$"),
         (CLASS + "BareRule", r'has no implementation; set BareRule\.implementation to "module:Class"'),
     ],
 )
@@ -185,6 +188,63 @@ def test_messages_name_the_fix(name: str, complaint: str, tmp_path: Path, capsys
     before, _, after = line.partition(": ")
     assert before == f'  learner.rule.name = "{name}"'
     assert re.search(complaint, after), printed
+
+
+async def asynchronous(self: object, action: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "members", "problem"),
+    [
+        ("environments", "Echo", {"step": asynchronous},
+         "its method step is a coroutine; define step(self, action) without async"),
+        ("environments", "Echo", {"step": lambda self: None},
+         "its method step does not take these arguments (too many positional arguments)"),
+        ("environments", "Echo", {"step": staticmethod(lambda action: None)}, None),
+        ("environments", "Echo", {"__init__": lambda self, a, b: None},
+         "its method __init__ does not take these arguments (missing a required argument: 'b'); define __init__(self, "
+         "settings)"),
+        ("rules", "Repeated", {"step": lambda self, learner: None},
+         "its method step does not take these arguments (got an unexpected keyword argument 'last'); define step(self, "
+         "learner, *, last)"),
+        ("losses", "FromBest", {"__init__": lambda self, settings: None},
+         "its method __call__ does not take these arguments (too many positional arguments); define __call__(self, "
+         "log_ratio, logprobs, micro)"),
+        ("losses", "Echo", {}, "it has no method __call__; define __call__(self, log_ratio, logprobs, micro)"),
+        ("advantages", "FromBest", {"__init__": lambda self, settings: None},
+         "its method __init__ does not take these arguments (too many positional arguments); define __init__(self, "
+         "settings, loss)"),
+        ("loggers", "Lines", {"__init__": lambda self, settings, out_dir: None},
+         "its method __init__ does not take these arguments (got an unexpected keyword argument 'run_name')"),
+    ],
+)  # fmt: skip
+def test_a_class_that_lacks_its_contract_is_told_before_a_run(
+    kind: plugins.Kind, name: str, members: dict[str, Any], problem: str | None
+) -> None:
+    from workbench import parts
+
+    mine = type("Mine", (getattr(parts, name),), members)
+    told = plugins.class_problem(kind, mine, has_settings=True)
+    assert told == problem or (problem is not None and told is not None and told.startswith(problem))
+    assert plugins.class_problem("rules", 3, has_settings=True) == (
+        "it is not a class; name one as package.module:Class"
+    )
+
+
+def test_every_built_in_and_installed_class_has_its_contract() -> None:
+    from workbench import parts
+
+    classes: list[tuple[plugins.Kind, Any]] = [
+        ("rules", parts.Repeated), ("losses", parts.Linear), ("advantages", parts.FromBest),
+        ("environments", parts.Echo), ("loggers", parts.Lines),
+    ]  # fmt: skip
+    for choice in CHOICES.values():
+        own = [settings for settings in choice.known() if settings.__module__.startswith("gxpo_trainer.")]
+        paths = [settings.implementation for settings in own if hasattr(settings, "implementation")]
+        classes += [(choice.kind, plugins.import_class(path)) for path in paths]
+    assert len(classes) > 5 + len(RULES)
+    for kind, candidate in classes:
+        assert plugins.class_problem(kind, candidate, has_settings=True) is None, candidate
 
 
 @pytest.mark.parametrize(("name", "owners"), [("gxpo", "gxpo and a:B"), ("twice", "a:B and c:D")])

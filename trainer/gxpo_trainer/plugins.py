@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 import os
 import re
 import traceback
@@ -37,6 +38,16 @@ ALLOWLIST_OF_KIND: Mapping[Kind, str] = {
     "rewards": "GXPO_REWARD_ALLOWLIST",
     "environments": "GXPO_ENVIRONMENT_ALLOWLIST",
 }
+METHODS: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
+    "rules": {"__init__": (), "step": ("learner", "*", "last"), "state_dict": (), "load_state_dict": ("state",)},
+    "losses": {"__init__": (), "__call__": ("log_ratio", "logprobs", "micro")},
+    "advantages": {"__init__": ("loss",), "__call__": ("groups",)},
+    "environments": {"__init__": (), "reset": ("problem", "seed"), "step": ("action",)},
+    "loggers": {"__init__": ("out_dir", "*", "run_name", "config"), "write": ("row",), "close": ()},
+}
+"""What the class of each kind must have: methods and their arguments, after `*` those that are passed by name. One with
+a settings class is constructed with the settings before these. A reward may be any object that can be called, and is
+checked once it is created."""
 ALL_REGISTERED = "*"
 _LONGEST_TYPO = 200
 """Characters of a name that are compared: a long one must not occupy the service."""
@@ -151,6 +162,33 @@ def import_class(path: str) -> Any:
             f"does not exist: module {module_name} has no {attribute}{suggestion(attribute, dir(module))}"
         )
     return getattr(module, attribute)
+
+
+def class_problem(kind: Kind, candidate: Any, *, has_settings: bool) -> str | None:
+    """Why an object cannot be used as the class of a component, with the fix; None when it can be."""
+    if kind not in METHODS:
+        return None
+    if not inspect.isclass(candidate):
+        return "it is not a class; name one as package.module:Class"
+    for name, arguments in METHODS[kind].items():
+        arguments = ("settings", *arguments) if name == "__init__" and has_settings else arguments
+        fix = f"define {name}({', '.join(('self', *arguments))})"
+        # Not by getattr, which would find methods of the metaclass.
+        method = next((vars(part)[name] for part in candidate.__mro__ if name in vars(part)), None)
+        if method is None:
+            return f"it has no method {name}; {fix}"
+        if inspect.iscoroutinefunction(method):
+            return f"its method {name} is a coroutine; {fix} without async"
+        passed = [argument for argument in arguments if argument != "*"]
+        first = arguments.index("*") if "*" in arguments else len(passed)
+        by_class = name == "__init__"  # constructed by the class, which may have __new__ instead
+        bound = [] if by_class or isinstance(method, staticmethod) else ["self"]
+        try:
+            signature = inspect.signature(candidate if by_class else method)
+            signature.bind(*bound, *passed[:first], **dict.fromkeys(passed[first:]))
+        except (TypeError, ValueError) as error:
+            return f"its method {name} does not take these arguments ({error}); {fix}"
+    return None
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -8,15 +8,13 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
-from faulty_environments import Counter
 
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
-from gxpo_trainer.environments.contract import MAX_TEXT, Call, Reply, class_problem
+from gxpo_trainer.environments.contract import MAX_TEXT, Call, Reply
 from gxpo_trainer.environments.host import EnvironmentHost, check_environment
 from gxpo_trainer.errors import ConfigError, TrainingError
 
@@ -291,20 +289,3 @@ async def test_the_check_before_a_run_works_where_an_event_loop_runs(configured:
 def test_the_check_before_a_run_refuses_what_cannot_be_used(configured: Configured, name: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         check_environment(configured(name), PROBLEM, 5)
-
-
-async def asynchronous(self: object, action: str) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("members", "problem"),
-    [
-        ({"step": asynchronous}, "its method step is a coroutine; define step(self, action) without async"),
-        ({"step": lambda self: None}, "its method step does not take these arguments (too many positional arguments)"),
-        ({"__init__": lambda self, address: None}, "its method __init__ does not take these arguments (missing a"),
-    ],
-)
-def test_a_class_is_refused_for_the_method_that_cannot_be_called(members: dict[str, Any], problem: str) -> None:
-    assert (class_problem(type("Mine", (Counter,), members)) or "").startswith(problem)
-    assert class_problem(Counter) is None
-    assert class_problem(3) == "it is not a class; name one as package.module:Class"

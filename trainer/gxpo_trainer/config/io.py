@@ -46,7 +46,8 @@ def load_run(path: Path | str, overrides: Sequence[str] = (), *, runs_here: bool
 
 
 def check_implementations(config: RunConfig, source: str) -> None:
-    """Raises ConfigError for a custom component that cannot be imported, or a tracker whose package is not installed.
+    """Raises ConfigError for a custom component that cannot be imported or lacks a method of its contract, or a tracker
+    whose package is not installed.
 
     source: of the config.
     """
@@ -56,8 +57,10 @@ def check_implementations(config: RunConfig, source: str) -> None:
             name = getattr(part, choice.key)
             try:
                 if name not in choice.built_in:
-                    has_settings = hasattr(part, "implementation")
-                    plugins.implementation(part) if has_settings else plugins.load(choice.kind, name)
+                    settings = hasattr(part, "implementation")
+                    component = plugins.implementation(part) if settings else plugins.load(choice.kind, name)
+                    if problem := plugins.class_problem(choice.kind, component, has_settings=settings):
+                        raise ConfigError(f"cannot be used: {problem}")
                 elif choice.kind == "loggers" and importlib.util.find_spec(name) is None:
                     package = {"mlflow": "mlflow-skinny"}.get(name, name)
                     fix = f"pip install {package}, or remove the tracker"

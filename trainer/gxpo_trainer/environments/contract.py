@@ -5,10 +5,9 @@ An error message names class and method, so that the author knows what to change
 
 from __future__ import annotations
 
-import inspect
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -116,24 +115,6 @@ MAX_MESSAGE = 1 << 12
 
 class EnvironmentFailed(Exception):
     """The environment raised an exception, or returned what the contract does not allow."""
-
-
-def class_problem(candidate: Any, arguments: Sequence[str] = ()) -> str | None:
-    """Why an object is no environment class, with the fix; None when it is one. arguments: those of its constructor."""
-    if not inspect.isclass(candidate):
-        return "it is not a class; name one as package.module:Class"
-    for name, taken in {"__init__": arguments, "reset": ("problem", "seed"), "step": ("action",)}.items():
-        method = inspect.getattr_static(candidate, name, None)
-        fix = f"define {name}({', '.join(('self', *taken))})"
-        if method is None:
-            return f"it has no method {name}; {fix}"
-        if inspect.iscoroutinefunction(method):
-            return f"its method {name} is a coroutine; {fix} without async"
-        try:
-            inspect.signature(method).bind("self", *taken)
-        except (TypeError, ValueError) as error:
-            return f"its method {name} does not take these arguments ({error}); {fix}"
-    return None
 
 
 def checked_observation(value: object, name: str) -> Observation:

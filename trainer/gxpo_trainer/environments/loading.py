@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gxpo_trainer import plugins
-from gxpo_trainer.environments.contract import MAX_TEXT, Environment, Observation, Problem, Turn, class_problem
+from gxpo_trainer.environments.contract import MAX_TEXT, Environment, Observation, Problem, Turn
 from gxpo_trainer.errors import ConfigError
 
 URLS = "GXPO_ENVIRONMENT_URLS"
@@ -137,7 +137,7 @@ def load_environment(settings: Mapping[str, Any]) -> Callable[[], Environment]:
         )
     except ConfigError as error:
         raise ConfigError(f"environment.name: {name!r} {error}") from error
-    chosen, arguments = (create.func, ("settings",)) if isinstance(create, partial) else (create, ())
-    if problem := class_problem(chosen, arguments):
+    chosen = create.func if isinstance(create, partial) else create
+    if problem := plugins.class_problem("environments", chosen, has_settings=chosen is not create):
         raise ConfigError(f"environment.name: {name!r} is no environment: {problem}")
     return create

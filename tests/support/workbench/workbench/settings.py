@@ -57,6 +57,16 @@ class NoSuchPartRule(RepeatedRule):
     name: Literal["no_such_part"] = "no_such_part"  # type: ignore[assignment]
 
 
+class UnfinishedRule(RepeatedRule):
+    """Its implementation is no rule."""
+
+    label: ClassVar[str] = "Unfinished"
+    family: ClassVar[Family] = "control"
+    implementation: ClassVar[str] = "workbench.parts:Linear"
+
+    name: Literal["unfinished"] = "unfinished"  # type: ignore[assignment]
+
+
 class LinearLoss(LossSettings):
     """−scale · ρA, without a clip."""
 
