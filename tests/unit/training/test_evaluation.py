@@ -82,6 +82,15 @@ def test_an_evaluation_samples_and_plays_as_it_is_set_which_is_recorded() -> Non
     assert "environment" not in plain
 
 
+def test_the_terminal_numbers_the_steps_after_a_warm_start_from_one() -> None:
+    config = RunConfig.model_validate({"data": {"source": "word_problems"}, "warm_start": {"steps": 2}})
+    made = Evaluator(config, evaluator().benchmarks)
+    _, metrics = made.run(Collector(), version=1)  # type: ignore[arg-type]
+    told = [made.describe(step, metrics).partition(" pass@1: ")[0] for step in (0, 1, 2, 3, 5)]
+    assert told == ["step 0", "warm start step 1", "warm start step 2", "step 1", "step 3"]
+    assert evaluator().describe(3, metrics).startswith("step 3 pass@1: sums 100.0% [")
+
+
 # Metrics of steps whose samples are conversations, by hand.
 
 

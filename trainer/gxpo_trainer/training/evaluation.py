@@ -82,13 +82,15 @@ class Evaluator:
         return records, metrics
 
     def describe(self, step: int, metrics: Metrics) -> str:
-        """One line for the progress display."""
+        """One line for the progress display, with steps numbered as it numbers them."""
         parts = []
         for tokenized in self.benchmarks:
             name = f"eval/{tokenized.benchmark.name}/pass@1"
             low, high = metrics[f"{name}/ci_low"], metrics[f"{name}/ci_high"]
             parts.append(f"{tokenized.benchmark.name} {metrics[name]:.1%} [{low:.1%}, {high:.1%}]")
-        return f"step {step} pass@1: " + ", ".join(parts)
+        warm = self.config.warm_steps
+        at = f"warm start step {step}" if 0 < step <= warm else f"step {max(0, step - warm)}"
+        return f"{at} pass@1: " + ", ".join(parts)
 
     def _sample(
         self, collector: RolloutPool | RolloutSource, tokenized: TokenizedBenchmark, version: int, *, full: bool
