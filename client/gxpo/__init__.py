@@ -167,7 +167,7 @@ def _rows(data: Any) -> str:
         if not isinstance(row, Mapping):
             raise ConfigError(f"data: row {number} is of the type {type(row).__name__}; rows are dicts of fields")
         try:
-            lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False))
+            lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False).encode().decode())
         except (TypeError, ValueError) as error:
             raise ConfigError(f"data: row {number} cannot be written as JSON: {error}") from None
     if not lines:

@@ -4,7 +4,7 @@ Accuracies are shares in [0, 1], hours are training time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -14,9 +14,9 @@ from gxpo_services.api.fields import JsonNumber, Text
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs.metric_series import smooth, thin
 from gxpo_services.run_states import RunState
-from gxpo_trainer.compare.curves import AXES, Axis, EvaluationCurve, GateTrace, RunCurves, mean_curve
+from gxpo_trainer.compare.curves import AXES, Axis, EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.compare.groups import Comparison
-from gxpo_trainer.compare.seeds import SeedGroup, seed_band
+from gxpo_trainer.compare.seeds import SeedGroup
 
 AxisWord = Literal["step", "backward_passes", "hours", "tokens", "token_passes", "time"]
 Shown = Literal["final", "best", "steps_to_best", "backward_passes_to_best", "hours_to_best", "shutoff_step"]
@@ -303,7 +303,6 @@ def compared_group(
 ) -> ComparedGroup:
     """rows: every run of the comparison."""
     result = comparison.group(group.name)
-    curve = mean_curve([run.curve for run in group.runs])
     own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
     runs = [
         {
@@ -311,25 +310,24 @@ def compared_group(
             **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
             "seed": curves.seed,
             "group": getattr(rows[curves].group, "id", None),
-            "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
+            "curve": curve_view(curves.curve, smoothing),
             "gate": gate_view(curves.gate, _GATE_POINTS),
         }
         for curves, seed in zip(group.runs, result.by_seed, strict=True)
     ]
-    mean = curve_view(curve, smoothing, seed_band(group, curve))
+    mean = curve_view(group.mean, smoothing)
     own |= {"rule": group.runs[0].rule, "is_baseline": group.name == comparison.baseline, "mean": mean, "runs": runs}
     return ComparedGroup.model_validate(own)
 
 
-def curve_view(curve: EvaluationCurve, smoothing: float, band: Sequence[Any]) -> CurveView:
-    """band: lower and upper bounds."""
+def curve_view(curve: EvaluationCurve, smoothing: float) -> CurveView:
     costs = {axis: curve.cost(axis).tolist() for axis in AXES}
     return CurveView(
         **costs,
         accuracy=curve.accuracy.tolist(),
         smoothed=smooth(curve.accuracy, smoothing).tolist(),
-        low=band[0].tolist(),
-        high=band[1].tolist(),
+        low=curve.ci_low.tolist(),
+        high=curve.ci_high.tolist(),
     )
 
 

@@ -30,13 +30,14 @@ from gxpo_services.compare.schemas import (
     compared_group,
 )
 from gxpo_services.db.tables import Group, Run
-from gxpo_trainer.compare.curves import AXES, Axis, RunCurves, mean_curve, peak
+from gxpo_trainer.compare.curves import AXES, Axis, RunCurves, peak
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import compare_groups, default_baseline
 from gxpo_trainer.compare.intervals import mean_interval
 from gxpo_trainer.compare.rows import STEP_TIMES, flatten, sampling_share
 from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config
 from gxpo_trainer.compare.text_tables import all_tables
+from gxpo_trainer.errors import DataError
 
 _MOST_BUDGETS = 20
 _AXIS_OF: dict[str, Axis] = {axis: axis for axis in AXES} | {"step": "steps", "time": "hours"}
@@ -142,7 +143,7 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
 
 
 def _grouped(loaded: Loaded) -> list[SeedGroup]:
-    """Configurations with their seeds. Excludes duplicate seeds, and configurations whose seeds share no step."""
+    """Configurations with their seeds. Excludes duplicate seeds, and configurations whose seeds share no evaluation."""
     keys = {run.id: (config_key(run.config), curves.seed) for run, curves in loaded.runs}
     by_reach = sorted(loaded.runs, key=lambda pair: (pair[1].curve.steps[-1], pair[0].number))
     furthest = {keys[run.id]: run for run, _ in by_reach}
@@ -155,8 +156,8 @@ def _grouped(loaded: Loaded) -> list[SeedGroup]:
     groups = []
     for group in group_by_config([(curves, run.config) for run, curves in loaded.runs]):
         try:
-            mean_curve([run.curve for run in group.runs])
-        except ValueError as error:
+            _ = group.mean
+        except DataError as error:
             loaded.left_out += [LeftOutView.of(rows[run], str(error)) for run in group.runs]
         else:
             groups.append(group)

@@ -183,6 +183,7 @@ def test_what_other_processes_cannot_have_is_refused(function: Any, words: str) 
         ({"data": [{"problem": "a"}, "b"]}, "data: row 1 is of the type str; rows are dicts"),
         ({"data": [{"problem": {1, 2}}]}, "data: row 0 cannot be written as JSON: .*set"),
         ({"data": [{"problem": "a", "answer": math.nan}]}, "data: row 0 cannot be written as JSON: Out of range"),
+        ({"data": [{"problem": "\ud800"}]}, "data: row 0 cannot be written as JSON: .*surrogates not allowed"),
         ({"data": []}, "data has no rows"),
         ({"rule": "gxp"}, 'learner.rule.name = "gxp": must be one of'),
     ],

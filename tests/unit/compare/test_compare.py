@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from gxpo_trainer.compare.groups import common_budgets, common_grids, compare_gr
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
+from gxpo_trainer.config.rules import RULE_CHOICE, RULES
 from gxpo_trainer.errors import DataError
 
 STEPS = (0, 10, 20, 30)
@@ -33,7 +35,8 @@ def curve(
 
 
 def run(made: curves.EvaluationCurve, seed: int = 0, **fields: object) -> curves.RunCurves:
-    return curves.RunCurves(f"run-{seed}", "rule", seed, made, **fields)  # type: ignore[arg-type]
+    rule = fields.pop("rule", "rule")
+    return curves.RunCurves(f"run-{seed}", rule, seed, made, **fields)  # type: ignore[arg-type]
 
 
 def linear_run(seed: int, arrival: int, last: int = 10, **fields: object) -> curves.RunCurves:
@@ -162,8 +165,23 @@ def test_mean_curve_takes_the_steps_that_all_seeds_share() -> None:
     np.testing.assert_allclose(mean.accuracy, [0.3, 0.6])
     np.testing.assert_allclose(mean.backward_passes, [0, 25])
     assert curves.mean_curve([first]) is first
-    with pytest.raises(ValueError, match="no evaluation step"):
+    with pytest.raises(ValueError, match="the seeds have no evaluation in common"):
         curves.mean_curve([curve((0,), (0,), (0.1,), (0,)), curve((5,), (1,), (0.2,), (5,))])
+
+
+def test_mean_curve_of_gated_seeds_is_taken_at_the_passes_that_they_share() -> None:
+    """Evaluated every 6 passes: three a step until the gate fires, after 2 steps in one seed and 4 in the other."""
+    first = curve((0, 6, 12, 18), (0, 1, 2, 3), (0.2, 0.4, 0.6, 0.7), (0, 2, 8, 14))
+    second = curve((0, 6, 12, 18), (0, 1, 2, 3), (0.2, 0.6, 0.6, 0.9), (0, 2, 4, 10))
+    group = SeedGroup("GXPO", (run(first), run(second, 1)))
+    np.testing.assert_array_equal(group.mean.backward_passes, [0, 6, 12, 18])
+    np.testing.assert_array_equal(group.mean.steps, [0, 2, 6, 12])
+    np.testing.assert_allclose(group.mean.accuracy, [0.2, 0.5, 0.6, 0.8])
+    # 0.4 and 0.6: half-width 12.706 · 0.1414 / √2, more than there is; 0.6 twice has no spread.
+    np.testing.assert_allclose([group.mean.ci_low, group.mean.ci_high], [[0.2, 0, 0.6, 0], [0.2, 1, 0.6, 1]])
+    plain = SeedGroup("GRPO", (run(curve((0, 6, 12, 18), (0, 1, 2, 3), (0.2, 0.3, 0.4, 0.6), (0, 6, 12, 18))),))
+    compared = compare_groups([plain, group], "GRPO").group("GXPO")
+    assert (compared.match.backward_passes, compared.speed_ups["backward_passes"]) == (12, 1.5)
 
 
 def test_a_comparison_of_two_runs_by_hand() -> None:
@@ -317,9 +335,16 @@ def ends(name: str, *accuracies: float, passes: Sequence[float] = (0, 10), **fie
 
 
 def test_the_default_baseline_is_the_one_that_ends_best() -> None:
-    falls = SeedGroup("GRPO lr 1", (run(curve((0, 10), (0, 1), (0.9, 0.5), (0, 10))),))
-    groups = [ends("GXPO", 0.9), falls, ends("GRPO lr 2", 0.6), ends("GRPO lr 3", 0.55)]
-    assert [default_baseline(groups), default_baseline(groups[:1])] == ["GRPO lr 2", "GXPO"]
+    falls = SeedGroup("GRPO lr 1", (run(curve((0, 10), (0, 1), (0.9, 0.5), (0, 10)), rule="GRPO"),))
+    # Means 0.6 and 0.55: the best seed does not count, and neither do rules whose labels begin alike.
+    groups = [
+        *(ends(rule, 0.9, rule=rule) for rule in ("GXPO K=5", "GRPO-Momentum", "SFPO K=3")),
+        *(falls, ends("GRPO lr 2", 0.6, 0.6, rule="GRPO"), ends("GRPO lr 3", 0.2, 0.9, rule="GRPO")),
+    ]
+    assert [default_baseline(groups), default_baseline(groups[:3])] == ["GRPO lr 2", "GXPO K=5"]
+    mine = mock.Mock(label="GRPO Momentum", family="look-ahead")
+    with mock.patch.object(RULE_CHOICE, "known", return_value=[*RULES, mine]):
+        assert default_baseline([ends("mine", 0.9, rule="GRPO Momentum"), *groups[3:]]) == "GRPO lr 2"
     # Before and after it in the alphabet.
     compared = compare_groups(groups, "GRPO lr 2").groups
     assert [group.name for group in compared if group.plateau is None] == ["GRPO lr 2"]
@@ -383,7 +408,7 @@ def test_a_baseline_whose_seed_ended_at_the_start_is_not_said_to_have_learned_no
 
 def test_seeds_without_a_common_evaluation_are_named_in_one_line() -> None:
     apart = SeedGroup("GXPO", tuple(run(curve((s,), (1,), (0.5,), (s,)), s) for s in (90, 93)))
-    with pytest.raises(DataError, match=r"^GXPO: the seeds have no evaluation step in common; set the same"):
+    with pytest.raises(DataError, match=r"^GXPO: the seeds have no evaluation in common; set the same"):
         compare_groups([rising("GRPO", 30), apart], "GRPO")
 
 
@@ -494,7 +519,7 @@ def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> 
     compared = compare_groups([grpo, sfpo], "GRPO")
     assert compared.differences == ()
     assert compared.schedule == (
-        "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
+        "Evaluation schedules differ as the rules' steps do: all were evaluated at the same backward passes."
     )
     assert compared.schedule in weigh(compared).sentence.splitlines()
     assert not any("conditions" in part for part in weigh(compared).missing)

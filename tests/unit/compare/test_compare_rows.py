@@ -16,14 +16,13 @@ from gxpo_trainer.compare.groups import (
     Reach,
     best_plateau,
     compare_groups,
-    default_baseline,
     payoff_of,
     sweep,
     time_speed_up,
 )
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import decode_evaluation, flatten, forward_passes, run_curves, sampling_share
-from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config, group_labels, seed_band
+from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config, group_labels
 from gxpo_trainer.compare.text_tables import Table, all_tables, budget_table, markdown, ranking_table, reach_cell
 from gxpo_trainer.errors import DataError
 
@@ -236,15 +235,15 @@ def test_group_names_become_unique() -> None:
 
 def test_the_band_is_the_t_interval_over_seeds() -> None:
     group = SeedGroup("g", (flat_run(0.4, 0), flat_run(0.6, 1)))
-    low, high = seed_band(group, group.runs[0].curve)
+    low, high = group.mean.ci_low, group.mean.ci_high
     # Mean .5, s = .1414, t(1) = 12.706: half-width 12.706 · .1414 / √2 = 1.27, more than there is.
     assert (low[0], high[0]) == (0.0, 1.0)
     three = SeedGroup("g", (flat_run(0.49, 0), flat_run(0.5, 1), flat_run(0.51, 2)))
-    low, high = seed_band(three, three.runs[0].curve)
-    assert high[0] - 0.5 == pytest.approx(4.3027 * 0.01 / math.sqrt(3), abs=1e-5)
+    assert three.mean.ci_high[0] - 0.5 == pytest.approx(4.3027 * 0.01 / math.sqrt(3), abs=1e-5)
     # Of a single seed it is the interval over problems.
     single = replace(flat_run(0.4).curve, ci_low=np.array([0.3, 0.2]), ci_high=np.array([0.5, 0.6]))
-    assert np.array_equal(seed_band(SeedGroup("g", (flat_run(0.4),)), single), [[0.3, 0.2], [0.5, 0.6]])
+    alone = SeedGroup("g", (replace(flat_run(0.4), curve=single),)).mean
+    assert np.array_equal([alone.ci_low, alone.ci_high], [[0.3, 0.2], [0.5, 0.6]])
 
 
 def test_each_seed_is_compared_with_the_baselines_run_of_that_seed() -> None:
@@ -272,19 +271,6 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
     assert table.title == "Accuracy at equal budgets (points; 95% intervals of the difference)"
     in_time = budget_table(compare_groups(groups[::2], "GRPO", budgets={"hours": (1.0,)}))
     assert in_time.rows[0][0] == "1 h 0 min"
-
-
-def test_the_most_accurate_grpo_is_the_baseline() -> None:
-    def groups(**accuracies: tuple[float, ...]) -> list[SeedGroup]:
-        return [
-            SeedGroup(name, tuple(flat_run(value, seed) for seed, value in enumerate(values)))
-            for name, values in accuracies.items()
-        ]
-
-    # Means 0.5 and 0.55; the seeds' best does not count.
-    tuned = groups(GXPO=(0.9,), GRPO_1=(0.2, 0.8), GRPO_2=(0.5, 0.6), GRPO_3=(0.55, 0.55))
-    assert default_baseline(tuned) == "GRPO_2"
-    assert default_baseline(groups(GXPO=(0.1,), SFPO=(0.9,))) == "GXPO"
 
 
 @pytest.mark.parametrize(
@@ -357,13 +343,15 @@ def test_a_run_that_is_still_in_its_warm_start_is_not_compared() -> None:
         run_curves({"config": settings}, [evaluation(0, 0.1)], {})
 
 
-def test_seeds_that_end_after_different_steps_have_a_payoff_and_no_mean_curve() -> None:
-    """Evaluated at start and end; the gate ends the look-ahead of each seed at another step."""
+@pytest.mark.parametrize("passes", [(90, 90, 90), (90, 92, 88)])
+def test_seeds_that_end_after_different_steps_have_a_payoff(passes: tuple[int, ...]) -> None:
+    """Evaluated at start and end; the gate ends the look-ahead of each seed at another step. In the first case they
+    share the passes of their ends, in the second the initial policy alone."""
 
     def ends(name: str, last: Sequence[int], accuracy: float) -> SeedGroup:
         runs = [by_steps(name, (0.3, accuracy), seed=seed, sampling_share=0.5) for seed in range(3)]
-        for run, step in zip(runs, last, strict=True):
-            run.curve.steps[1], run.curve.backward_passes[1] = step, 90
+        for run, step, cost in zip(runs, last, passes, strict=True):
+            run.curve.steps[1], run.curve.backward_passes[1] = step, cost
         return SeedGroup(name, tuple(runs))
 
     groups = [ends("GRPO", (90, 90, 90), 0.5), ends("GXPO", (40, 45, 50), 0.6)]
@@ -371,12 +359,17 @@ def test_seeds_that_end_after_different_steps_have_a_payoff_and_no_mean_curve() 
     gxpo, grpo = comparison.group("GXPO"), comparison.group("GRPO")
     assert (gxpo.num_reached, gxpo.num_paired) == (3, 3)
     # 90/40, 90/45 and 90/50: geometric mean (2.25 · 2 · 1.8)^(1/3); 270 passes in 135 steps against 270.
-    steps, passes = payoff_of(gxpo, grpo)
-    assert (steps.mean, passes) == (pytest.approx(8.1 ** (1 / 3)), 2.0)
-    _, convergence, _, payoff = all_tables(groups, comparison)
-    assert convergence.rows[1][3:6] == ("–", "–", "–"), "the initial policy, which alone they share, reaches nothing"
-    assert payoff.rows[0][-1] == "2.00"
-    assert weigh(comparison).missing == ("evaluations after equal steps in all seeds of GXPO",)
+    payoff = payoff_of(gxpo, grpo)
+    assert payoff is not None
+    assert (payoff[0].mean, payoff[1]) == (pytest.approx(8.1 ** (1 / 3)), 2.0)
+    _, convergence, _, table = all_tables(groups, comparison)
+    assert table.rows[0][-1] == "2.00"
+    if passes == (90, 90, 90):
+        assert convergence.rows[1][3] == "45 (2.0× fewer)"
+    else:
+        assert convergence.rows[1][3:6] == ("–", "–", "–"), "all share the initial policy alone"
+    missing = ("evaluations after equal steps or passes in all seeds of GXPO",) if passes != (90, 90, 90) else ()
+    assert weigh(comparison).missing == missing
 
 
 def test_a_sweep_of_targets_by_hand() -> None:

@@ -50,6 +50,12 @@ def test_every_preset_and_lists_of_settings_survive_a_file_exactly(name: str, tm
         assert load_run(tmp_path / file).sha256() == config.sha256()
 
 
+def test_a_preset_with_data_of_its_users_is_not_measured_on_the_embedded_task() -> None:
+    for name in preset_names():
+        own, other = load_preset(name), load_preset(name, ["data.source=mine.jsonl"])
+        assert other.evaluation.benchmarks == (() if own.data.embedded else own.evaluation.benchmarks), name
+
+
 floats = st.floats(min_value=1e-12, max_value=1e6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -22,7 +22,7 @@ from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.cli import _comments
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
-from gxpo_trainer.config.rules import RULE_CHOICE, RULES, rule_name, run_label
+from gxpo_trainer.config.rules import RULE_CHOICE, RULES, GxpoRule, SfpoRule, rule_name, run_label
 from gxpo_trainer.rules.contract import make_rule
 
 pytestmark = pytest.mark.usefixtures("workbench")
@@ -148,3 +148,16 @@ def test_no_code_outside_a_rules_own_files_names_it() -> None:
         if re.search(r"""["'](grpo|sfpo|extragradient)["']|name == "gxpo"|isinstance\(.*(Grpo|Sfpo|Gxpo)Rule""", line)
     ]
     assert found == []
+
+
+def test_a_rule_that_inherits_settings_is_compared_with_the_rule_itself() -> None:
+    class Longer(GxpoRule):
+        name: Literal["longer"] = "longer"  # type: ignore[assignment]
+
+    class Slower(SfpoRule):
+        name: Literal["slower"] = "slower"  # type: ignore[assignment]
+
+    for own, rule in ((Longer(k=7, alpha=0.25), GxpoRule), (Slower(k=7, alpha=0.25), SfpoRule)):
+        compared = rule.adapted_from(own)
+        assert (compared.name, compared.k, compared.alpha) == (rule_name(rule), 7, 0.25)
+        assert type(own).adapted_from(own) is own

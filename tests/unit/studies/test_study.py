@@ -162,6 +162,10 @@ def test_the_budget_and_the_evaluations_of_an_arm_whose_gate_can_fire_count_in_p
             },
             "arms.a.overrides: learner.mini_batches is set by tuning in every run",
         ),
+        (
+            {**NO_LADDER, "search": SEARCH | {"settings": {RATE: [1.0], "budget.backward_passes": [10, 20]}}},
+            "budget.backward_passes is set by the study in every run; do not search over it",
+        ),
     ],
 )
 def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, message) -> None:
@@ -188,6 +192,8 @@ def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, mes
             "steps = 0",
         ),
         ({"learning_rate_of": "grpo", "learning_rate_factor": 1e308, "overrides": ["learner.rule.k=1"]}, "must be at"),
+        ({"overrides": ["evaluation.benchmarks=[]"]}, "evaluation.benchmarks is empty, and arms are compared by it"),
+        ({"overrides": ["data.source=mine.jsonl"]}, "evaluation.benchmarks is empty, and arms are compared by it"),
     ],
 )
 def test_an_arm_that_cannot_run_is_refused_before_any_other_arm_is_trained(

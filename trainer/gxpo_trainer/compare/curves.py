@@ -15,6 +15,7 @@ run is evaluated. So costs are compared on the grid that all runs have in common
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.compare.intervals import Floats
+from gxpo_trainer.compare.intervals import Floats, mean_interval
 
 Axis = Literal["steps", "backward_passes", "hours", "tokens", "token_passes"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -193,20 +194,30 @@ def at_budget(curve: EvaluationCurve, axis: Axis, budget: float) -> BudgetPoint 
 
 
 def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
-    """Mean of accuracies and costs over seeds, at the steps that all of them evaluated.
+    """Mean of accuracies and costs over seeds, at the steps that all of them evaluated, or at the backward passes where
+    they share more of those: a gate ends the look-ahead of each seed at another step.
 
-    Without scores per problem. Bounds are NaN, to be set by the caller; a single curve is returned unchanged. Raises
-    ValueError without a common step.
+    Without scores per problem. Bounds are t-intervals over the seeds, clipped to [0, 1]; a single curve is returned
+    unchanged. Raises ValueError where the seeds share no evaluation.
     """
     if len(curves) == 1:
         return curves[0]
-    common = sorted(set.intersection(*(set(curve.steps.tolist()) for curve in curves)))
-    if not common:
-        raise ValueError("the seeds have no evaluation step in common; set the same evaluation.every_steps")
-    rows = [np.searchsorted(curve.steps, common) for curve in curves]
-    means = {
-        name: np.mean([getattr(curve, name)[index] for curve, index in zip(curves, rows, strict=True)], axis=0)
-        for name in ("backward_passes", "hours", "tokens", "accuracy")
+    shared = []
+    for axis in dict.fromkeys(GRID_OF.values()):
+        costs = [np.round(curve.cost(axis), 6) for curve in curves]
+        common = functools.reduce(np.intersect1d, costs)
+        shared.append([np.searchsorted(own, common) for own in costs])
+    rows = max(shared, key=lambda rows: rows[0].size)
+    if not rows[0].size:
+        raise ValueError(
+            "the seeds have no evaluation in common; set the same evaluation.every_steps, or with a gate the same "
+            "evaluation.every_backward_passes"
+        )
+    values = {
+        name: np.array([getattr(curve, name)[index] for curve, index in zip(curves, rows, strict=True)])
+        for name in ("steps", "backward_passes", "hours", "tokens", "accuracy")
     }
-    unknown, forward = np.full(len(common), np.nan), curves[0].forward_passes
-    return EvaluationCurve(np.array(common), **means, ci_low=unknown, ci_high=unknown, forward_passes=forward)
+    means = {name: of_seeds.mean(axis=0) for name, of_seeds in values.items()}
+    intervals = [mean_interval(of_seeds) for of_seeds in values["accuracy"].T]
+    low, high = np.clip(np.array([(i.low, i.high) for i in intervals], dtype=np.float64), 0, 1).T
+    return EvaluationCurve(**means, ci_low=low, ci_high=high, forward_passes=curves[0].forward_passes)

@@ -213,7 +213,7 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
         if lost := [str(seed.seed) for seed in group.by_seed if not seed.final.steps]:
             missing.append(f"evaluations after the start of {group.name} (none with seed {_some(lost)})")
         if group.unshared:
-            missing.append(f"evaluations after equal steps in all seeds of {group.name}")
+            missing.append(f"evaluations after equal steps or passes in all seeds of {group.name}")
     for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
         if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:
             missing.append(f"{what} (these differ: {_some(names)})")

@@ -41,7 +41,6 @@ from gxpo_trainer.compare.curves import (
     first_reaching,
     in_plateau,
     interpolated,
-    mean_curve,
     on_grid,
     peak,
 )
@@ -59,7 +58,6 @@ from gxpo_trainer.compare.intervals import (
 )
 from gxpo_trainer.compare.seeds import Difference, SeedGroup, find_differences, schedule_note
 from gxpo_trainer.config.rules import RULE_CHOICE
-from gxpo_trainer.errors import DataError
 
 Grids = Mapping[Axis, Floats | None]
 CostOf = Callable[[EvaluationCurve, float, Axis, npt.NDArray[np.bool_]], float | None]
@@ -167,11 +165,11 @@ def compare_groups(
     """Compare every group with the one called `baseline`.
 
     budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
-    runs reached. Raises DataError where the seeds of a group have no evaluation step in common.
+    runs reached. Raises DataError where the seeds of a group have no evaluation in common.
     """
     reference = {group.name: group for group in groups}[baseline]
     grids = common_grids(groups)
-    target = peak(_mean_curve(reference))
+    target = peak(reference.mean)
     common = common_budgets(groups)
     chosen = budgets if budgets is not None else common
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
@@ -192,13 +190,6 @@ def compare_groups(
         )
     differences = tuple(find_differences(groups, baseline))
     return Comparison(baseline, target, LEVEL, tuple(results), differences, schedule_note(groups, reference))
-
-
-def _mean_curve(group: SeedGroup) -> EvaluationCurve:
-    try:
-        return mean_curve([run.curve for run in group.runs])
-    except ValueError as error:
-        raise DataError(f"{group.name}: {error}") from None
 
 
 def plateau_contrasts(
@@ -283,9 +274,11 @@ def default_baseline(groups: Sequence[SeedGroup]) -> str:
 
     A challenger must beat the baseline at its best setting: against a badly tuned one almost anything looks better.
     """
+    known = sorted(RULE_CHOICE.known(), key=lambda rule: -len(rule.label))  # `GRPO Momentum` before `GRPO`
+    labels = [next((r.label for r in known if f"{g.runs[0].rule} ".startswith(f"{r.label} ")), "") for g in groups]
     for rule in RULE_CHOICE.known():
-        baselines = [group for group in groups if rule.family == "baseline" and group.name.startswith(rule.label)]
-        if baselines:
+        baselines = [group for group, label in zip(groups, labels, strict=True) if label == rule.label]
+        if rule.family == "baseline" and baselines:
             return max(baselines, key=lambda group: np.mean([run.curve.accuracy[-1] for run in group.runs])).name
     return groups[0].name
 
@@ -339,7 +332,7 @@ def _speed_ups(
 
 def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids) -> GroupResult:
     """Cost to reach the baseline's peak, of the mean curve and per seed."""
-    curve, other = (_mean_curve(one) for one in (group, reference))
+    curve = group.mean
     seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), grids) for run in group.runs)
     seed_speed_ups: dict[Axis, Interval | None] = {}
     for axis in AXES:
@@ -352,7 +345,7 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: G
         final=curve.point(-1),
         peak=peak(curve),
         match=first_reaching(curve, target.accuracy),
-        speed_ups=_speed_ups(other, curve, target, grids),
+        speed_ups=_speed_ups(reference.mean, curve, target, grids),
         num_paired=sum(seed.target is not None for seed in seeds),
         num_reached=sum(seed.match is not None for seed in seeds),
         seed_speed_ups=seed_speed_ups,

@@ -1,4 +1,4 @@
-"""Seed groups: runs grouped and named by configuration, bands over their seeds, and what differs between them. Pure.
+"""Seed groups: runs grouped and named by configuration, and what differs between them. Pure.
 
 Unequal conditions invalidate a comparison; settings under test may differ.
 """
@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
-from gxpo_trainer.compare.intervals import Floats, mean_interval
+from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves, mean_curve
 from gxpo_trainer.compare.rows import flatten
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import DataError
@@ -27,12 +26,20 @@ _LONGEST_VALUE = 40
 """Characters of a setting's value in a group's name."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SeedGroup:
     """Runs that differ only in their seed, at least one."""
 
     name: str
     runs: tuple[RunCurves, ...]
+
+    @functools.cached_property
+    def mean(self) -> EvaluationCurve:
+        """`mean_curve` of the runs. Raises DataError where their seeds share no evaluation."""
+        try:
+            return mean_curve([run.curve for run in self.runs])
+        except ValueError as error:
+            raise DataError(f"{self.name}: {error}") from None
 
     @property
     def by_seed(self) -> dict[int, RunCurves]:
@@ -102,19 +109,6 @@ def _word(name: str, config: Mapping[str, str]) -> str:
     return f"{name.removeprefix('learner.').removeprefix('rule.')}={shown}"
 
 
-def seed_band(group: SeedGroup, curve: EvaluationCurve) -> tuple[Floats, Floats]:
-    """Bounds at each evaluation of the group's mean curve, clipped to [0, 1]; NaN if unknown.
-
-    The interval over problems for a single seed, else the t-interval over seeds.
-    """
-    if len(group.runs) == 1:
-        return curve.ci_low, curve.ci_high
-    at_steps = [run.curve.accuracy[np.searchsorted(run.curve.steps, curve.steps)] for run in group.runs]
-    intervals = [mean_interval(values) for values in zip(*at_steps, strict=True)]
-    low, high = np.clip(np.array([(i.low, i.high) for i in intervals], dtype=np.float64), 0, 1).T
-    return low, high
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A condition that differs between groups. values: group name → its values."""
@@ -126,7 +120,8 @@ class Difference:
 
 def schedule_note(groups: Sequence[SeedGroup], reference: SeedGroup) -> str:
     """Why groups were evaluated after different numbers of steps, and what that means; empty where they were not."""
-    every = {tuple(map(run.conditions.get, _SCHEDULE)) for group in groups for run in group.runs}
+    runs = [run for group in groups for run in group.runs]
+    every = {tuple(run.conditions.get(name, _defaults()[name]) for name in _SCHEDULE) for run in runs}
     if len(every) < 2:
         return ""
     other: list[str] = []
@@ -139,7 +134,7 @@ def schedule_note(groups: Sequence[SeedGroup], reference: SeedGroup) -> str:
             if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
                 other.append(group.name)
     if not other:
-        return "evaluation.every_steps differs as the rules' steps do: all were evaluated at the same backward passes."
+        return "Evaluation schedules differ as the rules' steps do: all were evaluated at the same backward passes."
     return (
         f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
         f"{reference.name}: at an equal budget the last evaluation within it counts, and a target is reached at an "

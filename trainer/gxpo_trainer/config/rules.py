@@ -129,7 +129,7 @@ class RuleSettings(Settings):
 
         Raises pydantic's ValidationError for a value that this rule rejects.
         """
-        if isinstance(base, cls):
+        if isinstance(base, cls) and base.name == rule_name(cls):  # else a rule of its own that inherits the settings
             return base
         shared = cls.model_fields.keys() & type(base).model_fields.keys() - {"name"}
         return cls.model_validate(base.model_dump(include=set(shared)))
@@ -219,7 +219,7 @@ class SfpoRule(RuleSettings):
         The paper's warm-up of GXPO (90 steps, inferred) applies to corrective norms, not to a gate on entropy.
         """
         gate = base.gate_config
-        if isinstance(base, cls) or gate is None:
+        if base.name == rule_name(cls) or gate is None:
             return super().adapted_from(base)
         if gate.threshold == _PAPER_THRESHOLD:
             own = SfpoGateConfig(threshold=_PAPER_SFPO_THRESHOLD, window=gate.window)

@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from gxpo_client.formats import percent
-from gxpo_trainer.compare.curves import Axis, mean_curve
+from gxpo_trainer.compare.curves import Axis
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
-from gxpo_trainer.compare.seeds import SeedGroup, seed_band
+from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.compare.text_tables import all_tables, markdown
 from gxpo_trainer.config.rules import RULES
 
@@ -117,8 +117,7 @@ def compose(
     Bands are intervals over problems for a single seed, t-intervals over seeds for several.
     """
     figure = Figure(figsize=(12, 9), dpi=125, layout="constrained")
-    curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
-    bands = [seed_band(group, curve) for group, curve in zip(groups, curves, strict=True)]
+    curves = [group.mean for group in groups]
     values = 100 * np.concatenate([curve.accuracy for curve in curves])
     pad = max(5.0, 0.25 * float(values.max() - values.min()))
     # Around the curves: the t-interval of two seeds can be wider than the axis.
@@ -126,11 +125,12 @@ def compose(
     shade = 0.13 if len(groups) <= 4 else 0.06
     dotted: dict[str, Any] = {"color": "#555555", "linewidth": 1, "linestyle": (0, (1, 2))}
     for axes, (axis, label, unit) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
-        for style, curve, (low, high) in zip(styles, curves, bands, strict=True):
+        for style, curve in zip(styles, curves, strict=True):
             x, every = curve.cost(axis) * unit, max(1, curve.steps.size // 40)
             axes.plot(x, 100 * curve.accuracy, **style.options, linewidth=1.8, markersize=6, markevery=every)
-            if np.isfinite(low).any():
-                axes.fill_between(x, 100 * low, 100 * high, color=style.color, alpha=shade, linewidth=0)
+            if np.isfinite(curve.ci_low).any():
+                band = 100 * curve.ci_low, 100 * curve.ci_high
+                axes.fill_between(x, *band, color=style.color, alpha=shade, linewidth=0)
         if comparison is not None:
             axes.axhline(100 * comparison.target.accuracy, **dotted)
         axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=limits)

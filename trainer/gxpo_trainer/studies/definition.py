@@ -210,6 +210,8 @@ class Study(Settings):
         if arm.search and (self.search is None or arm.learning_rate_of is not None):
             raise ValueError(f"arms.{name}.search needs the study's [search], and an arm that is tuned itself")
         settings = {**(self.search.settings if self.search else {}), **arm.search}
+        if own := sorted(settings.keys() & {*_OF_EACH_RUN} - {_RATE}):
+            raise ValueError(f"arms.{name}: {own[0]} is set by the study in every run; do not search over it")
         last = [path.rpartition(".")[2] for path in settings]
         if len(set(last)) < len(last):
             raise ValueError(f"arms.{name}: two searched settings end alike ({', '.join(settings)})")
@@ -442,7 +444,10 @@ def run_config(study: Study, key: RunKey) -> RunConfig:
         f"evaluation.every_backward_passes={between if by_passes else 'none'}",
     ]
     name = f"{study.name} {key.arm} {key.point.text} seed {key.seed}"
-    return load_preset(study.preset, [*overrides, *bounds, f'name="{name}"'])
+    config = load_preset(study.preset, [*overrides, *bounds, f'name="{name}"'])
+    if not config.evaluation.benchmarks:
+        raise ConfigError("evaluation.benchmarks is empty, and arms are compared by it; name at least one in overrides")
+    return config
 
 
 def extremes(study: Study, arm: str) -> Iterator[RunKey]:

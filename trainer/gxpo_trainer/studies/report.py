@@ -89,8 +89,9 @@ def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
         shown = {share: cell for share, cell in zip(findings.targets, cells, strict=False) if cell}
         rows.append((name, plateau, *(unknown | shown).values()))
     grid = findings.grids.get(axis)
-    step = "" if grid is None or len(grid) < 2 else f", every {np.diff(grid).max():g}"
-    by = f"first crossing on the common grid{step}; then on the monotone curve through the same evaluations"
+    on = "at any evaluation, as none is common" if grid is None else "on the common grid"
+    on += f", every {np.diff(grid).max():g}" if grid is not None and len(grid) > 1 else ""
+    by = f"first crossing {on}; then on the monotone curve through the same evaluations"
     if axis == "token_passes":
         by = "thousands, on the monotone curve: sampled tokens times their passes, a forward pass alone a third"
     return Table(f"{_NOUNS[axis]}, the baseline's divided by the arm's: {by}".capitalize(), header, tuple(rows))
@@ -248,8 +249,8 @@ def compose(data: StudyData) -> str:
         f"Targets are shares of the best plateau ({100 * findings.best:.1f}%). Values above 1 are savings: 2 means "
         f"half of the cost of {base}. A first crossing is only known to within one step of the grid: arms that cross "
         "at the same point are told apart by the second value alone, and there is no interval where all seeds have "
-        "the same ratio. A dash means that at least one seed did not reach the target. The second column repeats the "
-        "plateau, because a faster arm may end lower.",
+        "the same ratio. A dash means that at least one seed did not reach the target at an evaluation that all arms "
+        "share. The second column repeats the plateau, because a faster arm may end lower.",
         *(markdown(sweep_table(data, findings, axis)) for axis in SWEPT),
         "## Tuning",
         _tuning(study),
@@ -348,7 +349,8 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
         "tests alike. An arm counts as faster if its cost is lower at every target, by a t-test on the monotone curve "
         "at each, corrected over arms and kinds of cost.",
         "All arms are compared on one grid of evaluations for batches and one for passes: the points at which every "
-        "arm that ran so far was evaluated. An arm that is evaluated more often gains nothing by it.",
+        "arm that ran so far was evaluated. An arm that is evaluated more often gains nothing by it, unless they "
+        "share none.",
         f"Outcomes: {'; '.join(ends) or 'no reported run diverged or collapsed'} (a run collapses when it ends below "
         f"{100 * COLLAPSED:.0f}% of its peak).",
         f"Runs: {len(data.runs)}, of which {num_tuned} for tuning. {engines}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,8 @@ from gxpo_trainer.compare.seeds import SeedGroup
 
 
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
-    progress = Progress.model_construct(steps=steps, step_budget=fields.pop("of", 40), queue_position=2)
+    place = fields.pop("position", 2)
+    progress = Progress.model_construct(steps=steps, step_budget=fields.pop("of", 40), queue_position=place)
     known: dict[str, Any] = {"reason": None, "detail": "", "phase": None, "recoveries": 0}
     return RunView.model_construct(state=RunState(state), progress=progress, **(known | fields))
 
@@ -54,6 +56,7 @@ def test_groups_are_shown_with_the_baseline_marked_and_gates_thinned() -> None:
     ("run", "sentence"),
     [
         (view("queued", 0), "Queued at position 2."),
+        (view("queued", 0, position=None), "Queued."),
         (view("starting", 0, phase="waiting for 3 GPUs"), "Starting: waiting for 3 GPUs."),
         (view("running", 0), "Running: step 0 of 40."),
         (view("running", 5000, of=None, phase="evaluating"), "Running: step 5,000, evaluating."),
@@ -167,7 +170,8 @@ def test_a_gate_says_whether_it_was_thinned() -> None:
     assert {5.0, -4.0} <= set(thinned.z)
     assert [trace.z[int(step)] for step in thinned.steps] == thinned.z
     assert (thinned.threshold, thinned.shutoff_step, thinned.two_sided) == (0.5, 7, True)
-    drawn = curve_view(curve([0.0, 30.0], [0.1, 0.5]), 0.0, np.array([[0.05, 0.4], [0.2, 0.6]]))
+    bounds = {"ci_low": np.array([0.05, 0.4]), "ci_high": np.array([0.2, 0.6])}
+    drawn = curve_view(replace(curve([0.0, 30.0], [0.1, 0.5]), **bounds), 0.0)
     assert (drawn.low, drawn.high, drawn.accuracy, drawn.smoothed) == ([0.05, 0.4], [0.2, 0.6], *[[0.1, 0.5]] * 2)
 
 
