@@ -24,10 +24,10 @@ A run is one TOML or JSON file. A setting has a default or is marked required, a
 `gxpo config` helps:
 
 ```
-gxpo config --list-presets
-gxpo config --preset demo > run.toml      # a whole run file to start from
-gxpo config --check run.toml              # every bad setting with its fix; exit code 0 or 2
-gxpo train run.toml --set learner.rule.k=10 --set learner.rule.gate.threshold=2.0
+.venv/bin/gxpo config --list-presets
+.venv/bin/gxpo config --preset demo > run.toml      # a whole run file to start from
+.venv/bin/gxpo config --check run.toml              # every bad setting with its fix; exit code 0 or 2
+.venv/bin/gxpo train run.toml --set learner.rule.k=10 --set learner.rule.gate.threshold=2.0
 ```
 
 `--set` takes a TOML value (`5`, `1e-5`, `inf`, `true`, `[3, 4, 5]`) or a bare word. A setting that may be absent

@@ -113,7 +113,7 @@ class DataConfig(Settings):
         ("easy", "medium", "hard"),
         min_length=1,
         max_length=100,
-        description="`word_problems` only: levels to draw from.",
+        description="`word_problems` only: levels to draw from; those of `data` select the benchmark's problems too.",
     )
     guess_share: float = Field(
         0.0,
@@ -461,7 +461,11 @@ class EvaluationConfig(Settings):
         le=MOST_STEPS,
         description="Evaluate the first so many problems of each, in every evaluation; none: all.",
     )
-    full_at_end: bool = Field(False, description="At the end all problems of each, as `eval/<benchmark>/full/…`.")
+    full_at_end: bool = Field(
+        False,
+        description="At the end all problems of each file or named set, as `eval/<benchmark>/full/…`. Embedded tasks "
+        "have no more than num_problems.",
+    )
     max_new_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="none: rollout.max_new_tokens.")
     temperature: Temperature = Field(1.0, description="pass@k needs distinct samples.")
     top_p: float = Field(1.0, gt=0, le=1, description="Sample among the likeliest tokens of this total probability.")
