@@ -188,8 +188,8 @@ class Client:
 
         Raises the errors of `errors`.
         """
-        # Quoted: input such as `../tokens` cannot reach another path.
-        path = "/".join([path, *(quote(part, safe="").replace("..", "%2E%2E") for part in parts)])
+        # Quoted: input such as `../tokens` or `.` cannot reach another path.
+        path = "/".join([path, *(quote(part, safe="").replace(".", "%2E") for part in parts)])
         give_up = time.monotonic() + (self._patience_s if retry else 0.0)
         pause = 0.2
         while True:
@@ -275,9 +275,9 @@ class Client:
         except InvalidRequest:
             return None
 
-    def export(self, runs: Sequence[str], form: str) -> bytes:
-        """A zip archive of the runs' metrics and evaluations as csv or jsonl."""
-        query = parameters({"runs": list(runs), "format": form})
+    def export(self, runs: Sequence[str], form: str, groups: Sequence[str] = ()) -> bytes:
+        """A zip archive of the metrics and evaluations of runs, and of the runs of groups, as csv or jsonl."""
+        query = parameters({"runs": list(runs), "groups": list(groups), "format": form})
         return self.request("GET", "/export", params=query, retry=True, timeout=_DOWNLOAD_S).content
 
     def _headers(self) -> dict[str, str]:

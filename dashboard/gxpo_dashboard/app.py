@@ -53,12 +53,12 @@ def _search() -> None:
         st.rerun()  # the page opens it
     text = st.text_input(
         "Search runs, views and actions", key="palette", live=True, placeholder="run, view or action",
-        label_visibility="collapsed",
+        label_visibility="collapsed", max_chars=200,
     )  # fmt: skip
     focus("[role=dialog] input")
     matches = [entry for entry in _pages() if all(word in entry[0].lower() for word in text.lower().split())]
     with visitor.guarded():
-        items = visitor.client().get("/runs", text=text, limit=_MOST_RUNS, archived="any")["items"]
+        items = visitor.client().get("/runs", text=text.strip(), limit=_MOST_RUNS, archived="any")["items"]
         for item in sorted(items, key=lambda item: item["name"].lower() != text.strip().lower()):
             label = f"{item['name']} · {STATES.get(item['state'], item['state'])}"
             matches.append((label, ":material/monitoring:", {"view": "run", "run": item["id"]}))

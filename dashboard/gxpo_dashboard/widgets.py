@@ -77,17 +77,17 @@ def draw_first() -> None:
         time.sleep(_DRAWING_S)
 
 
-def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS) -> str:
-    """Controls of the view's charts: the x-axis, smoothing, outliers, and the end of a zoom.
+def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS, *, smoothed: bool = True) -> str:
+    """Controls of the view's charts: the x-axis, smoothing where any are `smoothed`, outliers, and the end of a zoom.
 
     Another x-axis has other units: choosing it ends the zoom.
     """
     x = permalinks.choice("X-axis", name, words, default, on_change=permalinks.zoom)
     st.session_state["axis"] = x
     with st.popover("Curves", icon=":material/tune:"):
-        permalinks.select(
-            "Smoothing", "smooth", permalinks.SMOOTHING, "0", help="Over all steps; not of gates and passes."
-        )
+        if smoothed:
+            help = "Over all steps. Gates, passes and the evaluations of a run are not smoothed."
+            permalinks.select("Smoothing", "smooth", permalinks.SMOOTHING, "0", help=help)
         permalinks.check("Hide outliers", "calm", help="Values further from the quartiles than 3 interquartile ranges.")
         ends = [
             permalinks.text("Visible from", "from", help="With *Visible to*, what dragging over a chart selects."),
@@ -110,16 +110,14 @@ def chart(chart: Chart, scope: str) -> None:
     note = "Drag over the chart to zoom in." if zoomable else ""
     with st.container(border=True, height="stretch"):
         st.markdown(f"##### {plain(chart.title)}", help=plain(f"{chart.text} {note}"))
-        if chart.points.empty:
-            st.caption(plain(chart.summary))
-            return
         # A brush is drawn until its chart is replaced.
         key = f"{scope}-{chart.key}-{span}" if span else f"{scope}-{chart.key}"
         if span is not None:
             chart = between(chart, *span)
-            if chart.points.empty:
-                st.caption("No points in the visible range. Reset the zoom.")
-                return
+        if chart.points.empty:
+            # Of a live series only the visible part was requested.
+            st.caption(plain(chart.summary) if span is None else "No points in the visible range. Reset the zoom.")
+            return
         if st.query_params.get("calm") == "1":
             chart, hidden = without_outliers(chart)
             if hidden:

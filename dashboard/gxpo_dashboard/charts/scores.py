@@ -70,14 +70,21 @@ def published_scores(response: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def benchmark_chart(
-    benchmark: str, frame: pd.DataFrame, metric: str, names: Sequence[str], published: pd.DataFrame, x: str
+    benchmark: str,
+    frame: pd.DataFrame,
+    metric: str,
+    names: Sequence[str],
+    published: pd.DataFrame,
+    x: str,
+    span: tuple[float, float] | None = None,
 ) -> Chart:
-    """A benchmark over training: line and interval per run; published values as labelled rules."""
+    """A benchmark over training: line and interval per run; published values as labelled rules. span: the visible part
+    of the axis."""
     own = frame[frame["benchmark"] == benchmark]
     rules = _rules(benchmark, published)
     place = {"y": base.quantity(), "tooltip": [{"field": "label", "title": "published"}]}
     title, present = TITLES.get(benchmark, benchmark), [name for name in names if name in set(own["series"])]
-    chart = _chart(f"benchmark-{benchmark}", f"{title}: {metric}", own, present, metric, x)
+    chart = _chart(f"benchmark-{benchmark}", f"{title}: {metric}", own, present, metric, x, span)
     if rules.empty:
         return chart
     return replace(
@@ -89,21 +96,32 @@ def benchmark_chart(
     )
 
 
-def accuracy_chart(evaluations: Sequence[Response], metric: str, x: str) -> Chart:
-    """One run: every benchmark as a line with its interval."""
+def accuracy_chart(
+    evaluations: Sequence[Response], metric: str, x: str, span: tuple[float, float] | None = None
+) -> Chart:
+    """One run: every benchmark as a line with its interval. span: the visible part of the axis."""
     frame = scores_frame(evaluations, metric, "", x)
     frame["series"] = frame["benchmark"].map(lambda name: TITLES.get(name, name)).astype("str")
     # Line by line, in the order of the benchmarks.
     frame = pd.concat([rows for _, rows in frame.groupby("series", sort=False)] or [frame], ignore_index=True)
     names = list(dict.fromkeys(frame["series"]))
-    return _chart(f"accuracy-{metric}", f"Benchmark accuracy ({metric})", frame, names, metric, x)
+    return _chart(f"accuracy-{metric}", f"Benchmark accuracy ({metric})", frame, names, metric, x, span)
 
 
-def _chart(key: str, title: str, frame: pd.DataFrame, names: Sequence[str], metric: str, x: str) -> Chart:
-    """Of a long line, evenly spaced evaluations and the last one."""
-    lines = frame.groupby("series")["step"]
+def _chart(
+    key: str,
+    title: str,
+    frame: pd.DataFrame,
+    names: Sequence[str],
+    metric: str,
+    x: str,
+    span: tuple[float, float] | None,
+) -> Chart:
+    """Of a long line, evenly spaced evaluations of its visible part and the last one there."""
+    visible = frame if span is None else frame[frame["x"].between(*span)]
+    lines = visible.groupby("series")["step"]
     place, size = lines.cumcount(), lines.transform("size")
-    drawn = frame[(place % -(-size // _MOST_DRAWN) == 0) | (place == size - 1)].drop(columns=["benchmark"])
+    drawn = visible[(place % -(-size // _MOST_DRAWN) == 0) | (place == size - 1)].drop(columns=["benchmark"])
     return Chart(
         key,
         title,
@@ -114,7 +132,7 @@ def _chart(key: str, title: str, frame: pd.DataFrame, names: Sequence[str], metr
         "Shaded: 95% interval over problems.",
         x=x,
         labels={"y": metric, "low": "95% low", "high": "95% high"},
-        thinned=EVEN if len(drawn) < len(frame) else "",
+        thinned=EVEN if len(drawn) < len(visible) else "",
     )
 
 

@@ -50,9 +50,9 @@ def phases(series: Series, x: str) -> pd.DataFrame:
     return base.typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
-def z_chart(series: Series, x: str, settings: Mapping[str, Any], color: str) -> Chart:
+def z_chart(series: Series, x: str, settings: Mapping[str, Any], color: str, *, part: bool = False) -> Chart:
     """z-score with τ, shut-off and phases, in units of the window's standard deviation. settings: of the gate; one that
-    never fires has no τ. color: of the rule."""
+    never fires has no τ. color: of the rule. part: whether the series are a part of the run's."""
     two_sided, watches = bool(settings.get("two_sided")), settings.get("mode") == "never"
     data = base.line_data(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
@@ -66,7 +66,7 @@ def z_chart(series: Series, x: str, settings: Mapping[str, Any], color: str) -> 
         {"layer": layers},
         {**data, "rules": rules},
         f"z-score of the gate against its threshold over {base.AXES[x]}, look-ahead shaded, shut-off marked",
-        _z_words(series, math.inf if watches and known(tau) else tau, two_sided),
+        _z_words(series, math.inf if watches and known(tau) else tau, two_sided, part),
         "Not smoothed. 0 is the window mean, 1 its standard deviation; "
         + ("with mode never the look-ahead stays on." if watches else "at τ the look-ahead is switched off.")
         + (" Two-sided: also at −τ." if two_sided and not watches else ""),
@@ -113,7 +113,7 @@ def _with_phases(chart: Chart, series: Series, shading: str) -> Chart:
     return replace(chart, spec={"layer": layers}, datasets={**chart.datasets, **marks})
 
 
-def _z_words(series: Series, tau: float, two_sided: bool) -> str:
+def _z_words(series: Series, tau: float, two_sided: bool, part: bool) -> str:
     z, step = series.get("gate/z"), shutoff_step(series)
     sign = "±" if two_sided else ""
     threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "it never fires"
@@ -128,7 +128,8 @@ def _z_words(series: Series, tau: float, two_sided: bool) -> str:
         return "No steps yet."
     if not scores:
         return f"No z-score yet: the gate is in its warm-up; {threshold}."
-    return f"Latest z-score {figure(scores[-1])}, {name} {figure(most)}; {threshold}. The gate is open."
+    words = f"Latest z-score {figure(scores[-1])}, {name} {figure(most)}; {threshold}."
+    return words if part else f"{words} The gate is open."
 
 
 PASSES = ("update/backward_passes", "update/backward_passes_total")

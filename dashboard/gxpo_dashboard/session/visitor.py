@@ -17,7 +17,7 @@ from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavai
 from gxpo_dashboard.labels import TERMINAL, plain
 from gxpo_dashboard.session import permalinks
 from gxpo_dashboard.session.link import cookie_name, may_use_local_token, read_secret, sessions
-from gxpo_dashboard.view_models.forms import settings_of
+from gxpo_dashboard.view_models.forms import all_paths
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
 
@@ -134,10 +134,7 @@ def guarded() -> Iterator[None]:
 @st.cache_resource(ttl=_CATALOGUE_S, max_entries=4, show_spinner=False)
 def _rules(url: str, _service: Client) -> Rules:
     schema, _ = catalogue(url, _service)
-    rules = rules_of(schema)
-    shapes = [{"learner": {"rule": {"name": name}}} for name in rules.names]
-    paths = dict.fromkeys(setting.path for shape in shapes for setting in settings_of(schema, shape))
-    return replace(rules, settings=tuple(paths))
+    return replace(rules_of(schema), settings=tuple(all_paths(schema)))
 
 
 def rules() -> Rules:
@@ -152,12 +149,6 @@ def rules() -> Rules:
 def catalogue(url: str, _service: Client) -> tuple[Json, list[Json]]:
     """Schema and presets, shared by all visitors."""
     return _service.get("/schema"), cast(list[Any], _service.get("/presets"))
-
-
-def _visible(x: str) -> Json:
-    """Query of the visible part of the axis, in the API's units: seconds, where charts have hours."""
-    scale = 3600 if x == "time" else 1
-    return {} if (span := permalinks.span(x)) is None else {"from": scale * span[0], "to": scale * span[1]}
 
 
 def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
@@ -175,13 +166,20 @@ def live_series_of(
     """
     # A series has up to twice as many points before it is thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
-    part = {} if whole else _visible(x)
+    part: Json = {}
+    if not whole and (span := permalinks.span(x)) is not None:
+        scale = 3600 if x == "time" else 1  # the API has seconds where charts have hours
+        part = {"from": scale * span[0], "to": scale * span[1]}
     if not (whole or joined):
         part["smoothing"] = permalinks.smoothing() or None
     # One that was fetched before its run ended may lack the last rows.
     ended = {run: view["state"] in TERMINAL for run, view in runs.items()}
     about = (x, names, most, joined, *part.values())
-    series = {run: _stored((run, ended[run], *about), LiveSeries(most, joined=joined)) for run in runs}
+    store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
+    series = {}
+    for run in runs:
+        key = (run, ended[run], *about)
+        series[run] = keep(store, key, store.get(key, LiveSeries(most, joined=joined)), _MAX_SERIES)
     due = {run: live for run, live in series.items() if live.revision is None or not ended[run]}
     service, more = client(), {"joined": joined or None, **part}
     try:
@@ -192,22 +190,17 @@ def live_series_of(
     return series
 
 
-def _stored(key: tuple[Any, ...], fresh: LiveSeries) -> LiveSeries:
-    """This session's series of the key, `fresh` if there is none."""
-    store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
-    return keep(store, key, store.get(key, fresh), _MAX_SERIES)
-
-
 LOG_WINDOW = 262_144
 """Bytes of a log that are requested at once."""
 
 
 def whole_log(service: Client, run: str) -> bytes:
     """The whole log, part by part. A download calls it outside the session, where `client` cannot be called."""
-    parts, offset = [], 0
-    while (part := service.get("/runs", run, "logs", offset=offset, limit=LOG_WINDOW))["text"]:
+    parts, query = [], {"offset": 0, "limit": LOG_WINDOW}
+    # Past the cache: the parts would take the place of all that the session keeps for an outage.
+    while (part := service.send("GET", "/runs", run, "logs", params=query, retry=True))["text"]:
         parts.append(part["text"])
-        offset = part["next_offset"]
+        query["offset"] = part["next_offset"]
     return "".join(parts).encode()
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gxpo_dashboard.view_models.rules import Rule, follow
@@ -27,7 +27,12 @@ _RULE = "learner.rule."
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of the config. optional: may be empty, which means none."""
+    """A setting of the config.
+
+    optional: may be empty, which means none. variant: the part of the schema that it belongs to, if others can take its
+    place. variants: of one that selects such a part, the name of each with its part; shared: the settings that all of
+    them have, with their defaults in the selected one.
+    """
 
     path: str
     kind: Kind
@@ -35,6 +40,9 @@ class Setting:
     value: Any
     options: tuple[Any, ...] = ()
     optional: bool = False
+    variant: str = ""
+    variants: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def section(self) -> str:
@@ -46,12 +54,17 @@ class BadValue(ValueError):
 
 
 def settings_of(
-    schema: Mapping[str, Any], config: Any, part: Mapping[str, Any] | None = None, prefix: str = ""
+    schema: Mapping[str, Any],
+    config: Any,
+    part: Mapping[str, Any] | None = None,
+    prefix: str = "",
+    variant: str = "",
+    choice: Mapping[str, Any] | None = None,
 ) -> Iterator[Setting]:
     """Every setting of the schema with its current value, in schema order.
 
     For a part with variants (such as the update rule), the settings are those of the selected variant. part: of the
-    schema, at the dotted path `prefix`.
+    schema, at the dotted path `prefix`, in `variant`. choice: the part's discriminator, if it has variants.
     """
     config = config if isinstance(config, Mapping) else {}
     part = schema if part is None else part
@@ -61,15 +74,29 @@ def settings_of(
         value = config.get(name, entry.get("default"))
         words = str(entry.get("description") or shape.get("description") or "")
         if "properties" in shape and not optional:
-            yield from settings_of(schema, value, shape, f"{path}.")
+            chosen = entry.get("discriminator")
+            within = str(shape.get("title")) if chosen else variant
+            yield from settings_of(schema, value, shape, f"{path}.", within, chosen)
         elif "properties" in shape:
-            yield Setting(path, "json", words, value, optional=True)
-        elif ("const" in shape or "enum" in shape) and (names := _variants(schema, part, name)):
-            yield Setting(path, "choice", "Variant.", value, names)
+            yield Setting(path, "json", words, value, optional=True, variant=variant)
+        elif choice is not None and choice["propertyName"] == name:
+            kind, _ = _kind(shape)  # a text where there are further variants
+            variants = choice["mapping"]
+            members = [follow(schema, {"$ref": reference})["properties"] for reference in variants.values()]
+            shared = {n: e.get("default") for n, e in part["properties"].items() if all(n in of for of in members)}
+            options = tuple(variants) if kind == "choice" else ()
+            yield Setting(path, kind, words or "Variant.", value, options, variants=variants, shared=shared)
         else:
             kind, options = _kind(shape)
             options = (None, *options) if kind == "choice" and optional else options
-            yield Setting(path, kind, words, value, options, optional)
+            yield Setting(path, kind, words, value, options, optional, variant)
+
+
+def all_paths(schema: Mapping[str, Any]) -> list[str]:
+    """Dotted paths of the settings of all variants."""
+    own = {setting.path: setting for setting in settings_of(schema, {})}
+    shapes = [changed({}, {path: name}, own) for path, setting in own.items() for name in setting.variants]
+    return list(dict.fromkeys(setting.path for shape in shapes for setting in settings_of(schema, shape)))
 
 
 def _kind(shape: Mapping[str, Any]) -> tuple[Kind, tuple[Any, ...]]:
@@ -103,17 +130,6 @@ def _resolve(schema: Mapping[str, Any], entry: Mapping[str, Any], value: Any) ->
     return entry, False
 
 
-def _variants(schema: Mapping[str, Any], part: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Names of all variants that a part belongs to; empty if it is not a variant, or if another setting selects it."""
-    for definition in schema["$defs"].values():
-        for entry in definition.get("properties", {}).values():
-            chosen = entry.get("discriminator", {})
-            mapping = chosen.get("mapping", {}) if chosen.get("propertyName") == name else {}
-            if any(follow(schema, {"$ref": reference}) is part for reference in mapping.values()):
-                return tuple(mapping)
-    return ()
-
-
 def main_paths(rule: Rule) -> list[str]:
     """Paths of the settings shown first, those of the rule after its name."""
     return [path for main in MAIN for path in ((main, *rule_symbols(rule)) if main == f"{_RULE}name" else (main,))]
@@ -124,10 +140,10 @@ def rule_symbols(rule: Rule) -> dict[str, str]:
     return {f"{_RULE}{setting}": symbol for setting, symbol in rule.symbols.items()}
 
 
-def key(preset: str, rule: str, path: str) -> str:
-    """Identity of an input: a rule's settings are its own, although rules share paths."""
-    owner = f"{preset}-{rule}" if path.startswith(_RULE) else preset
-    return f"set-{owner}-{path}"
+def key(preset: str, setting: Setting) -> str:
+    """Identity of an input: a variant's settings are its own, although variants share paths."""
+    owner = f"{preset}-{setting.variant}" if setting.variant else preset
+    return f"set-{owner}-{setting.path}"
 
 
 def label(path: str, symbols: Mapping[str, str] | None = None) -> str:
@@ -191,13 +207,19 @@ def widget_value(setting: Setting, value: Any) -> Any:
     return text
 
 
-def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
-    """A copy of a config with changed settings, by dotted path. Another rule starts from its defaults."""
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any], settings: Mapping[str, Setting]) -> Json:
+    """A copy of a config with changed settings, by dotted path. As with `--set`, another variant starts from its
+    defaults, with what all variants have and was not at its default. Other data are not measured on the embedded task
+    that they replace. settings: of the config."""
     result: Json = copy.deepcopy(dict(config))
-    name = changes.get("learner.rule.name")
-    if name is not None and name != get(config, "learner.rule.name"):
-        result.setdefault("learner", {})["rule"] = {"name": name}
+    kept: Json = {}
     for path, value in changes.items():
+        own = settings[path]
+        if own.variants.get(str(get(config, path))) != own.variants.get(str(value)):
+            section = path.rpartition(".")[0]
+            members = get(config, section) or {}
+            kept[section] = {name: v for name, v in members.items() if own.shared.get(name, v) != v}
+    for path, value in (kept | dict(changes)).items():
         *parents, leaf = path.split(".")
         place = result
         for part in parents:
@@ -205,6 +227,10 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
                 place[part] = {}
             place = place[part]
         place[leaf] = value
+    # An embedded task is its own benchmark; for other data the service chooses.
+    on_own_task = get(config, "evaluation.benchmarks") == [get(config, "data.source")]
+    if on_own_task and "data.source" in changes and "evaluation.benchmarks" not in changes:
+        del result["evaluation"]["benchmarks"]
     return result
 
 
@@ -283,7 +309,10 @@ def _float(text: str) -> float | str:
 
 def _json(text: str) -> Any:
     """JSON; NaN and infinities as the strings that the API expects."""
-    return json.loads(text, parse_constant=str, parse_float=_float)
+    value = json.loads(text, parse_constant=str, parse_float=_float)
+    # Half of a surrogate pair, which no request can carry, is a UnicodeEncodeError: a ValueError.
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _json_after(marks: str, parser: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -150,10 +150,11 @@ def verdict(plan: Json) -> str:
     return f"Fits on {formats.count(plan['devices_needed'])} × {plan['device']}{shared}."
 
 
-def sweep_words(runs: Sequence[Json], seeds: int, plan: Json | None) -> str:
+def sweep_words(runs: Sequence[Json], seeds: int, plan: Json | None, *, by_passes: bool = True) -> str:
     """`3 settings × 1 seed = 3 runs, about 8 min one after another`.
 
-    plan: of a run with the base settings, if any. A run takes as long as a run of its rule there with as many passes.
+    plan: of a run with the base settings, if any. A run takes as long as a run of its rule there; with as many passes,
+    if these alone end it (by_passes).
     """
     words = f"{formats.number_of(len(runs) // seeds, 'setting')} × {formats.number_of(seeds, 'seed')} = "
     words += formats.number_of(len(runs), "run")
@@ -162,7 +163,7 @@ def sweep_words(runs: Sequence[Json], seeds: int, plan: Json | None) -> str:
     if own is None:
         return words
     each = [(run["backward_passes"], rules.get(run["rule_label"], own)) for run in runs]
-    hours = sum(rule["hours"] * (passes or rule["backward_passes"]) / rule["backward_passes"] for passes, rule in each)
+    hours = sum(rule["hours"] * (passes / rule["backward_passes"] if by_passes else 1.0) for passes, rule in each)
     return f"{words}, about {formats.duration(3600 * hours)} one after another"
 
 

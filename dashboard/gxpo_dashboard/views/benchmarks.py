@@ -42,7 +42,7 @@ def show() -> None:
             return
         published = charts.published_scores(visitor.client().get("/published"))
         with header:
-            x = axis("over", "backward_passes", COMPARED_AXES)
+            x = axis("over", "backward_passes", COMPARED_AXES, smoothed=False)
             with st.popover("Settings", icon=":material/tune:"):
                 metric = permalinks.select("Score", "score", metrics, metrics[0])
                 models = {"": "none"} | {model: model for model in published["model"]}
@@ -68,7 +68,7 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
         names = list(labels.values())
         colors = visitor.rules().colors({labels[run]: view["rule"] for run, view in runs.items()})
         drawn = [
-            with_colors(charts.benchmark_chart(name, frame, metric, names, published, x), colors)
+            with_colors(charts.benchmark_chart(name, frame, metric, names, published, x, permalinks.span(x)), colors)
             for name in dict.fromkeys(frame["benchmark"])
         ]
         grid(drawn, partial(chart, scope="-".join(runs)[:80]))

@@ -54,9 +54,7 @@ def show() -> None:
                 "and seed form one configuration.",
             )
             return
-        everything = runs | {
-            run["id"]: run for group in groups for run in visitor.client().get("/groups", group)["runs"]
-        }
+        everything = runs | _members(groups)
         with header:
             query = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
@@ -69,8 +67,13 @@ def show() -> None:
         with st.container(horizontal=True):
             for form in ("csv", "jsonl"):
                 label = f"metrics and evaluations ({form.upper()})"
-                fetch = partial(visitor.client().export, list(everything), form)
+                fetch = partial(visitor.client().export, list(runs), form, groups)
                 download(label, f"gxpo-{form}.zip", fetch, f"export-{form}")
+
+
+def _members(groups: list[str]) -> dict[str, Json]:
+    """The runs of groups by id."""
+    return {run["id"]: run for group in groups for run in visitor.client().get("/groups", group)["runs"]}
 
 
 def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> Json:
@@ -111,6 +114,8 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
 def _comparison(query: Json, everything: dict[str, Json]) -> None:
     """Headline, ranking, curves, evidence, tables and gates."""
     with visitor.guarded():
+        if _members(query["groups"]).keys() - everything.keys():
+            st.rerun()  # a sweep or study has got more runs, which only the whole page can add
         try:
             comparison = visitor.client().get("/compare", **query)
         except InvalidRequest as error:

@@ -89,13 +89,14 @@ def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
         st.query_params[name] = requested[:most]  # Streamlit raises an error for more values than a widget allows
         words = f"Showing the first {most} of {count(len(requested))} runs."
         st.toast(words, icon=":material/filter_list:", duration="infinite")
-    text = st.session_state.get(f"search-{name}", "")
+    text = st.session_state.get(f"search-{name}", "").strip()
     recent = visitor.client().get("/runs", limit=_RECENT, text=text, archived="any")["items"]
     offered = with_selected({run["id"]: run for run in recent}, name, "/runs")
     names = unique_labels(offered)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = permalinks.multi(label, name, names, max_selections=most, placeholder="by name")
         st.text_input(
-            "Search runs", key=f"search-{name}", placeholder="name, tag, id", width=220, icon=":material/search:"
-        )
+            "Search runs", key=f"search-{name}", placeholder="name, tag, id", width=220, icon=":material/search:",
+            max_chars=200,
+        )  # fmt: skip
     return {run: offered[run] for run in chosen if run in offered}

@@ -25,6 +25,7 @@ from gxpo_dashboard.widgets import axis, chart, empty, grid, sentence
 Json = dict[str, Any]
 
 _LEARNED = (curves.REWARD, curves.COMPLETIONS, curves.WARM_START)
+_NO_POINTS = "No points in the visible range."
 OVERVIEW = (*(name for plot in _LEARNED for name in plot.metrics), *steps.GATE, *steps.PASSES)
 
 
@@ -146,19 +147,20 @@ def _overview(run_id: str, x: str) -> None:
     series = visitor.live_series(run_id, x, OVERVIEW).points
     settings = forms.get(run["config"], "learner.rule") or {}
     evaluations = visitor.client().evaluations(run_id)
+    span = permalinks.span(x)
     if not any(series.values()) and not evaluations:
-        records.none(run_id, "data")
+        records.none(run_id, "data", _NO_POINTS if span else "")
         return
-    scores = accuracy_chart(evaluations, "pass@1", x)
+    scores = accuracy_chart(evaluations, "pass@1", x, span)
     supervised = forms.get(run["config"], "rollout.source") == "dataset"
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     charts += base.metric_charts([curves.WARM_START], series, x)
     if (rule := visitor.rules().of(settings)).watched is not None:
-        charts.append(steps.z_chart(series, x, settings.get("gate") or {}, rule.color))
+        charts.append(steps.z_chart(series, x, settings.get("gate") or {}, rule.color, part=span is not None))
     charts.append(_budget(run, series, x))
     metrics = sorted_scores(name for record in evaluations for name in record["scores"])
     others = [metric for metric in metrics if metric != "pass@1"]
-    charts += [accuracy_chart(evaluations, metric, x) for metric in others]
+    charts += [accuracy_chart(evaluations, metric, x, span) for metric in others]
     _grid(charts, run)
 
 
@@ -177,7 +179,8 @@ def _gate(run_id: str, x: str) -> None:
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        chart(steps.z_chart(series, x, settings.get("gate") or {}, rule.color), run_id)
+        part = permalinks.span(x) is not None
+        chart(steps.z_chart(series, x, settings.get("gate") or {}, rule.color, part=part), run_id)
         window = visitor.live_series(run_id, x, steps.WINDOW, joined=True).points
         chart(steps.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
     chart(_budget(run, series, x), run_id)
@@ -200,9 +203,7 @@ def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:
     if charts:
         _grid(charts, visitor.client().run(run_id))
     else:
-        otherwise = (
-            "No points in the visible range." if permalinks.span(x) else "The run does not report these metrics."
-        )
+        otherwise = _NO_POINTS if permalinks.span(x) else "The run does not report these metrics."
         records.none(run_id, "data", otherwise)
 
 

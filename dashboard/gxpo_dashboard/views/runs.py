@@ -57,7 +57,8 @@ def show() -> None:
 def _filters() -> tuple[Json, list[str], str]:
     """Filters, order and columns, all in the URL."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = permalinks.text("Search", "text", placeholder="name, notes, tag, model, id", icon=":material/search:")
+        words, icon = "name, notes, tag, model, id", ":material/search:"
+        text = permalinks.text("Search", "text", placeholder=words, icon=icon, max_chars=200).strip()
         states = permalinks.multi("State", "state", STATES, placeholder="any")
         rules = visitor.rules()
         # The rule in the URL is kept while the service does not answer.

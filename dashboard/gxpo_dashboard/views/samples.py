@@ -65,7 +65,7 @@ def show(run: str, x: str) -> None:
         chosen = _group_list(groups, prompts, labels, f"samples-{run}-{query}", by_step=query["step"] is None)
         following = pages[run]["next_cursor"]
         if visited or following:
-            pager("samples", visited, following, len(visited) * _PAGE, len(pages[run]["groups"]))
+            pager("samples", visited, following, len(visited) * _PAGE, len(pages[run]["items"]))
     with read:
         query = {"step": chosen["step"], "group": chosen["group"], "verdict": verdict, "limit": _PAGE}
         whole = visitor.client().get("/runs", chosen["run"], "samples", **query)["items"]

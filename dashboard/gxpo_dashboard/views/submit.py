@@ -78,19 +78,31 @@ def _form(schema: Json, preset: Json) -> tuple[Json, dict[str, list[Any]], Probl
     """The config from the widgets with the first of several values, the settings that have several, the parse errors,
     and a place below each widget for what is wrong with it."""
     base = preset["config"]
-    rules = next(setting for setting in forms.settings_of(schema, base) if setting.path == "learner.rule.name")
+    choices = {setting.path: setting for setting in forms.settings_of(schema, base) if setting.variants}
+    rules = choices.pop("learner.rule.name")
     parameter = f"rule-{preset['name']}"
-    words = permalinks.received()  # of a link or a reload
-    if linked := forms.of_link(words or [], {rules.path: rules})[0]:
-        st.query_params[parameter] = linked[rules.path]
-    name = permalinks.selected(parameter, rules.options, rules.value)
-    config = forms.changed(base, {rules.path: name})
-    settings = {setting.path: setting for setting in forms.settings_of(schema, config)}
-    keys = {path: forms.key(preset["name"], name, path) for path in settings if path != rules.path}
-    rule = visitor.rules().of(forms.get(config, "learner.rule") or {})
-    symbols = forms.rule_symbols(rule)
     # What differs from the preset, by widget key: also in sections that are collapsed, whose widgets are not drawn.
     entered: Json = st.session_state.setdefault("entered", {})
+    words = permalinks.received()  # of a link or a reload
+    linked = forms.of_link(words or [], {rules.path: rules, **choices})[0]
+    if rules.path in linked:
+        st.query_params[parameter] = linked[rules.path]
+    chosen = {rules.path: permalinks.selected(parameter, rules.options, rules.value)}
+    for path, choice in choices.items():
+        if words is not None:
+            chosen[path] = linked.get(path, choice.value)
+            continue
+        key, original = forms.key(preset["name"], choice), forms.widget_value(choice, choice.value)
+        now = st.session_state.get(key, entered.get(key, original))
+        chosen[path] = choice.value
+        with suppress(forms.BadValue):  # which its field says
+            chosen[path] = choice.value if now == original else forms.parse(choice, now)
+    config = forms.changed(base, chosen, {rules.path: rules, **choices})
+    # The choices with the preset's values: what differs from these was changed.
+    settings = {setting.path: setting for setting in forms.settings_of(schema, config)} | choices
+    keys = {path: forms.key(preset["name"], setting) for path, setting in settings.items() if path != rules.path}
+    rule = visitor.rules().of(forms.get(config, "learner.rule") or {})
+    symbols = forms.rule_symbols(rule)
     places: dict[str, Any] = {}
     if words is not None:
         linked, others = forms.of_link(words, settings)
@@ -141,7 +153,8 @@ def _form(schema: Json, preset: Json) -> tuple[Json, dict[str, list[Any]], Probl
             changed[path] = value
     permalinks.send(forms.in_link(changed))
     axes = forms.axes(changed, settings)
-    return forms.changed(config, changed | {path: axis[0] for path, axis in axes.items()}), axes, problems, places
+    first = changed | {path: axis[0] for path, axis in axes.items()}
+    return forms.changed(config, first, settings), axes, problems, places
 
 
 def _widget(setting: forms.Setting, shown: Any, key: str, label: str, words: str) -> Any:
@@ -186,10 +199,8 @@ def _one_run(body: Json) -> Problems:
         refused = _complaints([(error["field"], error["message"]) for error in checked["errors"]])
     else:
         cost = checked["cost"] or {}
-        passes = cost.get("backward_passes")
-        most = f"At most {count(passes)} backward passes. " if passes else ""
         words = plain(str(cost.get("per_step_words") or ""))
-        st.success(f"Valid. {most}{words}", icon=":material/check_circle:")
+        st.success(f"Valid. {_most(cost)}{words}", icon=":material/check_circle:")
         if checked["equal_runs"]:
             equal = [f"[{plain(run['name'])}](?view=run&run={run['id']})" for run in checked["equal_runs"][:5]]
             st.info(f"Runs with the same settings exist: {', '.join(equal)}", icon=":material/content_copy:")
@@ -201,6 +212,12 @@ def _one_run(body: Json) -> Problems:
     return refused
 
 
+def _most(cost: Json, of: str = "") -> str:
+    """The most backward passes; empty where hours or tokens alone end a run."""
+    passes = cost.get("backward_passes")
+    return f"At most {count(passes)} backward passes{of and f' {of}'}. " if passes else ""
+
+
 def _sweep(body: Json) -> Problems:
     try:
         plan = visitor.client().post("/sweeps/validate", body=body)
@@ -209,12 +226,15 @@ def _sweep(body: Json) -> Problems:
     if not plan["valid"]:
         return _complaints([(error["field"], error["message"]) for error in plan["errors"]])
     cost, base = plan["cost"], visitor.client().post("/runs/validate", body=body["base"])
-    st.markdown(f"**{plain(sweep_words(plan['runs'], len(body['seeds']), base.get('plan')))}**")
-    st.caption(plain(f"At most {count(cost['backward_passes'])} backward passes in all. {cost['per_step_words']}"))
+    others = {"budget.hours", "budget.tokens"}  # which may end a run before its passes do
+    by_passes = not (others & body["grid"].keys() or any(forms.get(body["base"]["config"], name) for name in others))
+    words = sweep_words(plan["runs"], len(body["seeds"]), base.get("plan"), by_passes=by_passes)
+    st.markdown(f"**{plain(words)}**")
+    st.caption(plain(f"{_most(cost, 'in all')}{cost['per_step_words']}"))
     if made := _submitted(f"Submit {number_of(cost['runs'], 'run')}", "/sweeps", body):
         go("runs", group=made["group"]["id"])
     show_plan(base, cost["runs"])
-    rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
+    rows = [(run["name"], run["rule_label"], run["seed"], count(run["backward_passes"])) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")
     _equivalents(base, "/sweeps", body)

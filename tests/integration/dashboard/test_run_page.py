@@ -57,6 +57,22 @@ def test_responses_without_a_reward_are_left_out_of_the_range(pages: Pages) -> N
     assert shown == {"none": "–", "one": "1", "several": "−1 to 0\\.5"}
 
 
+def test_a_page_of_samples_with_a_verdict_counts_responses(pages: Pages) -> None:
+    run = pages.submit("verdicts")
+    rows = [sample_row(1, sample=sample, verdict="wrong") for sample in range(501)]
+    pages.service.report(run, samples=rows)
+    page = pages.open("run", run=run, part="Samples", verdict="wrong", step="1")
+    assert "Samples 1 to 500" in [caption.value for caption in page.caption]
+
+
+def test_a_part_of_the_axis_without_points_is_said_to_have_none(pages: Pages) -> None:
+    run = pages.submit("zoomed")
+    pages.service.report(run, metrics=[metric_row(1)])
+    address = {"run": run, "from": "5", "to": "9"}
+    page = pages.open("run", {"axis": "step"}, **address)
+    assert "No points in the visible range." in [text.value for text in page.markdown]
+
+
 def test_a_prompt_is_followed_across_steps_and_runs(pages: Pages) -> None:
     first, second = pages.submit("first"), pages.submit("second")
     for run, verdicts in {first: ("wrong", "correct"), second: ("correct", "correct")}.items():
@@ -220,6 +236,43 @@ def test_a_sweep_is_planned_and_kept_in_another_view_and_by_a_reload(pages: Page
         assert words in [caption.value for caption in same.caption]
         planned = next(table.value for table in same.table if "Run" in table.value)
         assert sorted(planned["Seed"]) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4
+
+
+def test_a_sweep_that_hours_end_has_no_number_of_passes(pages: Pages) -> None:
+    words = ["budget.steps=null", "budget.backward_passes=null", "budget.hours=0.5", "seed=[0, 1]"]
+    page = pages.open("submit", preset="demo", set=words)
+    assert labelled(page.button, "Submit 2 runs")
+    planned = next(table.value for table in page.table if "Run" in table.value)
+    assert planned["Backward passes"].tolist() == ["–", "–"]
+    assert not [caption.value for caption in page.caption if "At most" in caption.value]
+    assert [text.value for text in page.markdown if plain("2 runs, about 1 h 0 min one after another") in text.value]
+
+
+def test_another_loss_has_its_own_settings_in_the_form_a_link_and_a_clone(pages: Pages) -> None:
+    run = pages.submit(
+        "masked", "learner.loss.surrogate=dppo", "learner.loss.divergence=kl", "learner.loss.kl_beta=0.01"
+    )
+    page = pages.open("submit", {"section-learner": True}, preset=run)
+    assert labelled(page.selectbox, "Loss divergence").value == "kl"
+    labelled(page.selectbox, "Loss surrogate").set_value("ppo").run()
+    assert "Loss divergence" not in [box.label for box in page.selectbox]
+    assert labelled(page.text_input, "Loss clip low").value == "0.2"
+    assert [words for words in page.success if words.value.startswith("Valid.")], [text.value for text in page.text]
+    assert "kl_beta = 0.01" in toml(page)
+    page = pages.open("submit", {"section-learner": True}, preset="demo")
+    labelled(page.text_input, "Loss clip low").set_value("0.1").run()
+    labelled(page.selectbox, "Loss surrogate").set_value("dppo").run()
+    assert labelled(page.text_input, "Loss clip low").value == "0.15"
+    labelled(page.selectbox, "Loss divergence").set_value("kl").run()
+    same = pages.reload(page)
+    assert not same.warning
+    for shown in (page, same):
+        assert 'divergence = "kl"' in toml(shown)
+        assert [words for words in shown.success if words.value.startswith("Valid.")]
+    page = pages.open("submit", {"section-environment": True}, preset="demo")
+    labelled(page.text_input, "Environment name").set_value("agent").run()
+    assert labelled(page.text_input, "Environment max turns").value == "16", "the agent's default"
+    assert labelled(page.text_input, "Environment command")
 
 
 def toml(page: AppTest) -> str:

@@ -148,6 +148,28 @@ def test_more_runs_than_a_view_shows_are_left_out_with_a_message(pages: Pages) -
     assert [toast.value for toast in page.toast] == ["Showing the first 8 of 10 runs."]
 
 
+def test_curves_of_evaluations_have_no_smoothing(pages: Pages) -> None:
+    run = pages.submit("evaluated")
+    pages.service.finish(run, [0.25, 0.5])
+    for view, labels in {"benchmarks": [], "compare": ["Smoothing"]}.items():
+        page = pages.open(view, runs=[run])
+        assert labelled(page.checkbox, "Hide outliers")
+        assert [box.label for box in page.selectbox if box.label == "Smoothing"] == labels
+
+
+def test_a_search_of_runs_takes_what_the_service_does(pages: Pages) -> None:
+    for view, opening in {"runs": None, "compare": None, "submit": "Search"}.items():
+        page = pages.open(view)
+        if opening:
+            labelled(page.button, opening).click().run()
+        (box,) = [box for box in page.text_input if box.label.startswith("Search")]
+        assert box.proto.max_chars == 200
+        # A browser sends no more than these; blanks around them are no part of what is searched for.
+        box.set_value(f" {'x' * 200} ").run()
+        assert not page.error
+        assert [each for each in page.text_input if each.label == box.label]
+
+
 def test_an_old_group_is_told_from_newer_ones_of_its_name(pages: Pages) -> None:
     groups = [pages.http.post("/groups", json={"name": "same"}).raise_for_status().json()["id"] for _ in range(201)]
     pages.submit("member", group=groups[0])

@@ -71,7 +71,8 @@ def test_lists_are_repeated_and_empty_parameters_left_out(service: Service, clie
 
 
 @pytest.mark.parametrize(
-    ("run", "path"), [("../tokens?x=1", b"%2E%2E%2Ftokens%3Fx%3D1"), ("%2e%2e", b"%252e%252e"), ("r#f", b"r%23f")]
+    ("run", "path"),
+    [("../tokens?x=1", b"%2E%2E%2Ftokens%3Fx%3D1"), (".", b"%2E"), ("%2e%2e", b"%252e%252e"), ("r#f", b"r%23f")],
 )
 def test_part_of_a_path_cannot_reach_another_path(service: Service, client: Client, run: str, path: bytes) -> None:
     for call in (client.run, lambda run: client.act(run, "cancel"), lambda run: client.request("DELETE", "/runs", run)):
@@ -79,6 +80,11 @@ def test_part_of_a_path_cannot_reach_another_path(service: Service, client: Clie
             call(run)
     paths = [request.url.raw_path for request in service.asked]
     assert paths == [b"/api/v1/runs/" + path, b"/api/v1/runs/" + path + b"/cancel", b"/api/v1/runs/" + path]
+
+
+def test_a_part_of_a_path_may_have_dots(service: Service, client: Client) -> None:
+    service.answers["/runs/v1.5..b"] = (200, {"id": "v1.5..b"})
+    assert client.run("v1.5..b")["id"] == "v1.5..b"
 
 
 def test_reads_are_retried_with_the_token(service: Service, client: Client) -> None:
@@ -129,9 +135,11 @@ def test_exports_and_downloads_are_retried_as_every_read(service: Service, now: 
     client.api = client_of(service, patience_s=60.0)
     table = "run,step,benchmark,metric,value\nr1,1,math,pass@1,0.25\n"
     answers = {"/export": table, "/runs/r1/checkpoints/10/download": "zip"}
-    service.answers = {path: [(503, "<html>proxy</html>"), (200, text)] for path, text in answers.items()}
+    service.answers = {path: [(503, "<html>proxy</html>"), (200, text), (200, text)] for path, text in answers.items()}
     assert client.api.export(["r1"], "csv").decode() == table
     assert client.api.checkpoint_zip("r1", 10) == b"zip"
+    assert client.api.export(["r1"], "csv", ["g1"]).decode() == table
+    assert service.query(-1) == [("runs", "r1"), ("groups", "g1"), ("format", "csv")]
     for call in (client.metrics, client.evaluations):
         service.answers["/export"] = [(503, "<html>proxy</html>"), (200, table)]
         assert list(call("r1").iloc[0]) == [0.25]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import httpx
 import pytest
+from streamlit.testing.v1 import AppTest
 
+from gxpo_client.client import Client, connect
 from gxpo_dashboard.charts import scores
-from gxpo_dashboard.view_models.series import Points
+from gxpo_dashboard.session import visitor
+from gxpo_dashboard.view_models.series import EVEN, Points
 
 Json = dict[str, Any]
 
@@ -185,7 +189,45 @@ def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> N
     assert chart.summary == f"{own} Published: GRPO 43.5%, GXPO K=3 51.5%."
 
 
+def test_a_part_of_a_long_line_has_the_evaluations_that_the_whole_leaves_out() -> None:
+    evaluations = [record(step, 0.5) for step in range(300)]
+    whole = scores.accuracy_chart(evaluations, "pass@1", "step")
+    assert (whole.points["x"].tolist()[:3], whole.thinned) == ([0, 3, 6], EVEN)
+    part = scores.accuracy_chart(evaluations, "pass@1", "step", (10, 20))
+    assert (part.points["x"].tolist(), part.thinned) == ([*range(10, 21)], "")
+    assert part.summary == whole.summary, "of the last evaluation"
+    frame = scores.scores_frame(evaluations, "pass@1", "a", "step")
+    chart = scores.benchmark_chart("gsm8k", frame, "pass@1", ["a"], scores.published_scores({}), "step", (10, 20))
+    assert chart.points["x"].tolist() == [*range(10, 21)]
+
+
 def test_the_table_gives_newest_and_best() -> None:
     frame = scores.scores_frame([record(0, 0.2), record(10, 0.5), record(20, 0.4)], "pass@1", "a", "step")
     row = scores.score_table(frame, scores.published_scores(PUBLISHED).query("model == 'N'")).iloc[0]
     assert row.tolist()[2:] == ["40.0%", "30.0% to 50.0%", "20", "50.0%", "10", "78.7%"]
+
+
+# The page goes on with the runs that its groups have by now.
+
+
+def _growing() -> None:  # run as a script without this module's imports
+    import streamlit as st
+
+    from gxpo_dashboard.views import compare
+
+    st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
+    known = {f"r{number}": {} for number in range(st.session_state["drawn"])}
+    compare._comparison({"groups": ["g1"]}, known)
+
+
+def test_a_run_that_a_group_has_since_is_drawn_by_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/groups/g1"):
+            return httpx.Response(200, json={"runs": [{"id": "r0"}, {"id": "r1"}]})
+        return httpx.Response(422, json={"title": "Invalid", "detail": "refused", "errors": [], "left_out": []})
+
+    http = connect("http://127.0.0.1:8000", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(visitor, "client", lambda: Client(http, "token"))
+    page = AppTest.from_function(_growing).run(timeout=60)
+    assert page.session_state["drawn"] == 2
+    assert [error.value for error in page.error if "refused" in error.value]

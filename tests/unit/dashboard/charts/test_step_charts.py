@@ -196,6 +196,14 @@ def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_s
     assert "warm-up" in chart.summary
 
 
+def test_a_part_of_the_steps_does_not_say_whether_the_gate_is_open_now() -> None:
+    before = {name: points([2], [series.y[1]]) for name, series in GATE_SERIES.items() if name != "gate/shutoff_step"}
+    before |= {"gate/z": points([2], [0.25])}
+    words = "Latest z-score 0.25, maximum z-score 0.25; τ is 2."
+    assert z_chart(before).summary == f"{words} The gate is open."
+    assert steps.z_chart(before, "step", {}, "#4477aa", part=True).summary == words
+
+
 def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> None:
     chart = value_chart(GATE_SERIES)
     band = chart.datasets["band"]

@@ -97,17 +97,74 @@ def test_empty_means_none_only_where_it_may_and_what_is_no_value_is_named() -> N
         forms.parse(settings()["learner.rule.k"], "")
     with pytest.raises(forms.BadValue, match=r"learner\.rule\.k = 'five' is not an integer"):
         forms.parse(settings()["learner.rule.k"], "five")
-    for path, typed in {"name": '"a" and b', "evaluation.stop": '["a"', "verifier.rewards": "[" * 100_000}.items():
+    for path, typed in {
+        "name": '"a" and b',
+        "data.split": '"\\ud800"',
+        "evaluation.stop": '["a"',
+        "verifier.rewards": "[" * 100_000,
+    }.items():
         with pytest.raises(forms.BadValue, match=path):
             forms.parse(settings()[path], typed)
 
 
 def test_infinity_can_be_sent() -> None:
     typed = {"learner.rule.gate.threshold": "inf", "learner.rule.ratio_clip": "[0.5, Infinity]"}
-    body = forms.changed(config(), {path: forms.parse(settings()[path], text) for path, text in typed.items()})
+    body = forms.changed(
+        config(), {path: forms.parse(settings()[path], text) for path, text in typed.items()}, settings()
+    )
     sent = json.loads(json.dumps(body, allow_nan=False))
     rule = RunConfig.model_validate(sent).learner.rule
     assert (rule.gate.threshold, sent["learner"]["rule"]["ratio_clip"]) == (math.inf, [0.5, "Infinity"])
+
+
+def test_other_data_are_not_measured_on_the_embedded_task_that_they_replace() -> None:
+    def benchmarks(changes: dict[str, object], *, of: list[str]) -> tuple[str, ...]:
+        values = config() | {"evaluation": config()["evaluation"] | {"benchmarks": of}}
+        return RunConfig.model_validate(forms.changed(values, changes, settings())).evaluation.benchmarks
+
+    mine = {"data.source": "mine.jsonl"}
+    assert benchmarks(mine, of=["word_problems"]) == ()
+    assert benchmarks({"data.source": "arithmetic_skill"}, of=["word_problems"]) == ("arithmetic_skill",)
+    assert benchmarks(mine | {"evaluation.benchmarks": ["word_problems"]}, of=["word_problems"]) == ("word_problems",)
+    assert benchmarks(mine, of=["math500"]) == ("math500",)
+
+
+def test_another_variant_keeps_what_was_set_of_the_settings_that_all_have() -> None:
+    def loss(surrogate: str, **members: object) -> tuple[dict[str, object], dict[str, forms.Setting]]:
+        given = {"learner": {"loss": {"surrogate": surrogate, **members}}}
+        values = RunConfig.model_validate(given).model_dump(mode="json")
+        return values, {setting.path: setting for setting in forms.settings_of(SCHEMA, values)}
+
+    def changed(name: str, values: dict[str, object], by_path: dict[str, forms.Setting]) -> dict[str, object]:
+        result = forms.changed(values, {"learner.loss.surrogate": name}, by_path)
+        RunConfig.model_validate(result)
+        return result["learner"]["loss"]
+
+    masked = loss("dppo", divergence="kl", kl_beta=0.01)
+    assert changed("ppo", *masked) == {"surrogate": "ppo", "kl_beta": 0.01}
+    assert changed("dppo", *masked) == masked[0]["learner"]["loss"]
+    clipped = loss("ppo", clip_high=0.28)
+    assert changed("dppo", *clipped) == {"surrogate": "dppo", "clip_high": 0.28}
+    assert changed("gspo", *clipped) == clipped[0]["learner"]["loss"] | {"surrogate": "gspo"}, "the same settings"
+    agent = RunConfig.model_validate({"environment": {"name": "agent", "command": ["a"], "max_turns": 3}})
+    values = agent.model_dump(mode="json")
+    by_path = {setting.path: setting for setting in forms.settings_of(SCHEMA, values)}
+    result = forms.changed(values, {"environment.name": "calculator"}, by_path)
+    assert result["environment"] == {"name": "calculator", "max_turns": 3}
+    assert by_path["environment.name"].options == ("agent", "calculator", "openenv", "single_turn")
+    assert settings()["environment.name"].kind == "text", "an installed one or a class has another name"
+    inputs = {
+        name: {forms.key("demo", by_path[f"learner.loss.{member}"]) for member in ("surrogate", "clip_low")}
+        for name, (_, by_path) in {"ppo": clipped, "gspo": loss("gspo"), "dppo": masked}.items()
+    }
+    assert inputs["ppo"] == inputs["gspo"]
+    assert len(inputs["ppo"] & inputs["dppo"]) == 1, "the choice alone is one input"
+
+
+def test_settings_of_every_variant_are_known() -> None:
+    paths = set(forms.all_paths(SCHEMA))
+    assert {"learner.loss.divergence", "environment.command", "learner.rule.gate.threshold"} <= paths
+    assert set(settings()) | set(settings("sfpo")) <= paths
 
 
 def test_a_link_has_the_changed_settings() -> None:
@@ -136,6 +193,8 @@ def test_a_link_has_the_changed_settings() -> None:
         'learner.precision="fp7"',
         'data.difficulty=["none"]',
         'evaluation.benchmarks="gsm8k"',
+        'name="\\ud800"',
+        'evaluation.stop=["\\ud800"]',
     ],
 )
 def test_words_of_a_link_that_fit_no_setting_are_named(word: str) -> None:

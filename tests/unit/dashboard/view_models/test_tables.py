@@ -6,13 +6,16 @@ import csv
 import io
 from typing import Any
 
+import httpx
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from gxpo_client.client import Client, ResponseCache, connect
 from gxpo_dashboard import labels
 from gxpo_dashboard.charts.base import Chart
 from gxpo_dashboard.charts.scores import published_scores, score_table
+from gxpo_dashboard.session import visitor
 from gxpo_dashboard.view_models import tables
 from gxpo_dashboard.views.records import in_context
 from gxpo_dashboard.views.runs import SAVED
@@ -95,8 +98,11 @@ def test_the_time_of_a_sweep_is_that_of_its_runs_whichever_is_the_base() -> None
     planned = [{"rule_label": label, "backward_passes": number} for label, number in passes.items()]
     words = "3 settings × 1 seed = 3 runs, about 2 h 0 min one after another"
     assert tables.sweep_words(planned, 1, plan) == tables.sweep_words(planned[::-1], 1, plan) == words
-    by_hours = [run | {"backward_passes": None} for run in planned[:2]]
-    assert tables.sweep_words(by_hours, 2, plan) == "1 setting × 2 seeds = 2 runs, about 45 min 0 s one after another"
+    # Hours or tokens may end a run before its passes do.
+    assert (
+        tables.sweep_words(planned[:2], 2, plan, by_passes=False)
+        == "1 setting × 2 seeds = 2 runs, about 45 min 0 s one after another"
+    )
     assert tables.sweep_words(planned, 3, None) == "1 setting × 3 seeds = 3 runs"
 
 
@@ -164,6 +170,27 @@ def test_the_summary_of_a_chart_without_points_is_escaped() -> None:
     assert [caption.value for caption in page.caption] == [labels.plain("Shut off: **b** not yet.")]
 
 
+def _zoomed() -> None:
+    import streamlit as st
+
+    from gxpo_dashboard.charts.base import AXES, Plot, metric_chart
+    from gxpo_dashboard.widgets import chart
+
+    st.session_state["axis"] = "step"
+    for x in AXES:
+        chart(metric_chart(Plot(x, x, {"reward/mean": "mean"}, "reward"), {}, x), "scope")
+
+
+def test_a_part_without_points_of_a_live_series_leads_to_the_reset() -> None:
+    page = AppTest.from_function(_zoomed)
+    page.query_params |= {"from": "3", "to": "5"}
+    others = ["No data yet\\."] * 3
+    assert [caption.value for caption in page.run(timeout=60).caption] == [
+        "No points in the visible range. Reset the zoom.",
+        *others,
+    ]
+
+
 def test_addresses_do_not_become_links() -> None:
     for text in ("http://x.org", "see www.x.org", "mail a@b.org"):
         escaped = labels.plain(text).replace("\\", "")
@@ -214,6 +241,17 @@ def test_names_that_repeat_are_told_apart() -> None:
     assert list(labels.unique_labels(views).values()) == [
         "a (000001)", "a (000002)", "a (seed 1) (000003)", "c (000004)", "c (000005)"
     ]  # fmt: skip
+
+
+def test_the_download_of_a_log_leaves_the_cache_of_the_session() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        offset = int(request.url.params["offset"])
+        return httpx.Response(200, json={"text": "ab"[offset : offset + 1], "next_offset": offset + 1})
+
+    cache = ResponseCache()
+    service = Client(connect("http://127.0.0.1:8000", transport=httpx.MockTransport(answer)), "token", cache)
+    assert visitor.whole_log(service, "r1") == b"ab"
+    assert not cache.answers
 
 
 def test_matches_of_a_log_are_marked_between_the_lines_around_them() -> None:
