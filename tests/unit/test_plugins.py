@@ -190,6 +190,18 @@ def test_messages_name_the_fix(name: str, complaint: str, tmp_path: Path, capsys
     assert re.search(complaint, after), printed
 
 
+def test_a_syntax_error_is_found_in_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unparsed.py").write_text("import math\n\ndef f(:\n")
+    (tmp_path / "outer.py").write_text("import unparsed\n")
+    (tmp_path / "evaluating.py").write_text("eval('f(:')\n")
+    for module, place in {"unparsed": "unparsed.py, line 3", "outer": "unparsed.py, line 3"}.items():
+        with pytest.raises(ConfigError, match=rf"\(SyntaxError: .*; fix {tmp_path}/{place}$"):
+            plugins.import_class(f"{module}:X")
+    with pytest.raises(ConfigError, match=rf"; fix {tmp_path}/evaluating\.py, line 1$"):
+        plugins.import_class("evaluating:X")
+
+
 async def asynchronous(self: object, action: str) -> None: ...
 
 

@@ -159,6 +159,15 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def restored(value: Any) -> Any:
+    """What `plain` has converted and JSON has kept, with the three strings for non-finite values as numbers again."""
+    if isinstance(value, dict):
+        return {name: restored(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [restored(item) for item in value]
+    return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
 def _whole_size(fd: int, size: int) -> int:
     """File size up to the end of the last complete line of valid JSON."""
     if not size:

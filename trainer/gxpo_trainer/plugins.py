@@ -155,8 +155,10 @@ def import_class(path: str) -> Any:
         failure = f"cannot be imported ({type(error).__name__}: {error})"
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise Unavailable(f"{failure}; install its package, or add its folder to PYTHONPATH") from None
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(f"{failure}; fix {line.filename}, line {line.lineno}") from None
+        place: Any = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, SyntaxError) and (error.filename or "").endswith(".py"):
+            place = error  # its own traceback ends in Python's importer
+        raise ConfigError(f"{failure}; fix {place.filename}, line {place.lineno}") from None
     if not hasattr(module, attribute):
         raise ConfigError(
             f"does not exist: module {module_name} has no {attribute}{suggestion(attribute, dir(module))}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from gxpo_services.run_states import RunState
 
 _MOST_SEEDS = 100
 """As the service accepts (sweeps/grid.py)."""
+_MOST_DAYS = 36_500
+"""As the service accepts (auth/tokens.py)."""
 Subparsers = Any  # argparse._SubParsersAction, which has no public name
 _SET: Any = {"metavar": "A.B=C", "action": "append", "default": [], "help": "override a setting; repeatable"}
 _NO_DASHBOARD: Any = {"action": "store_true", "help": "do not start the dashboard"}
@@ -125,7 +128,7 @@ def register(subparsers: Subparsers) -> None:
     create.add_argument("name", metavar="NAME", help="name of its owner")
     roles = ("metrics", "viewer", "submitter", "admin")
     create.add_argument("--role", choices=roles, default="viewer", help="default viewer")
-    create.add_argument("--days", metavar="N", type=float, help="days until it expires; default: never")
+    create.add_argument("--days", metavar="N", type=_days, help="days until it expires; default: never")
     create.add_argument("--database", action="store_true", help="write to the database, for a service's first token")
     _command(actions, "list", "commands:list_tokens", "list tokens, without secrets")
     revoke = _command(actions, "revoke", "commands:revoke", "revoke tokens")
@@ -231,6 +234,13 @@ def _whole_numbers(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"{text}: must be at most {_MOST_SEEDS} seeds")
         numbers += range(begin, end + 1)
     return numbers
+
+
+def _days(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (days := float(text)) <= _MOST_DAYS:
+            return days
+    raise argparse.ArgumentTypeError(f"{text}: must be a number above 0, at most {_MOST_DAYS}")
 
 
 def _up_to(most: int) -> Callable[[str], int]:

@@ -24,6 +24,7 @@ STATE_FILE = "up.json"
 _PATIENCE_S = 3.0
 _ID = re.compile(r"[a-z][0-9a-hjkmnp-tv-z]{20}")  # api/fields.py
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_NOT_UTF_8 = re.compile(r"[^\s\"',]*[\ud800-\udfff][^\s\"',]*")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -77,6 +78,11 @@ def translated_errors() -> Iterator[None]:
         yield
     except ServiceError as error:
         raise CommandFailed(error) from error
+    except UnicodeEncodeError as error:
+        word = _NOT_UTF_8.search(error.object)
+        if word is None:
+            raise
+        raise ConfigError(f"{word[0]!r} is not UTF-8 text; check the command's arguments") from error
     except Exception as error:
         translated = _of_database(error)
         if translated is None:

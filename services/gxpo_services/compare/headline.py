@@ -19,7 +19,7 @@ from gxpo_client.formats import figure, percent
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, find
 from gxpo_services.api.errors import NotFound, responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.db.tables import Run
+from gxpo_services.db.tables import Run, RunDocument
 from gxpo_services.outputs import metrics
 from gxpo_services.outputs.metric_series import costs_at
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, Summary
@@ -31,7 +31,7 @@ from gxpo_trainer.compare.curves import EvaluationCurve, Point, RunCurves, at_bu
 from gxpo_trainer.compare.evidence import against
 from gxpo_trainer.compare.groups import common_budgets
 from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z
-from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.seeds import SeedGroup, condition_settings
 from gxpo_trainer.config.rules import RULE_CHOICE, in_words, rule_name
 
 Last = Mapping[str, Summary]
@@ -49,7 +49,8 @@ def state_sentence(run: RunView, holders: Sequence[str] = ()) -> str:
     place = f"step {steps:,}" + (f" of {bound:,}" if bound else "")
     if state is RunState.QUEUED:
         held = f"; resources are held by {in_words([*holders], 'and')}" if holders else ""
-        text = f"Queued at position {run.progress.queue_position}{held}"
+        position = run.progress.queue_position
+        text = f"Queued{f' at position {position}' if position else ''}{held}"
     elif state in TERMINAL:
         reason = f": {run.reason.replace('_', ' ')}" if run.reason else ""
         word = "Finished" if state is RunState.SUCCEEDED else state.capitalize()
@@ -161,26 +162,21 @@ def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView
 
 
 def _baselines(session: Session, run: Run) -> list[tuple[int, str, str]]:
-    """Number, id and label of the runs of baseline rules in a run's group that differ from it in nothing but the rule
-    and the learning rate; none for a baseline."""
+    """Number, id and label of the runs of baseline rules in a run's group with its seed and conditions; none for a
+    baseline."""
     rules = [rule_name(rule) for rule in RULE_CHOICE.known() if rule.family == "baseline"]
     if run.group_number is None or run.rule in rules:
         return []
-    query = select(Run.number, Run.id, Run.rule_label, Run.group_values).where(
+    query = select(Run.number, Run.id, Run.rule_label, Run.group_values, RunDocument.config).join(RunDocument)
+    query = query.where(
         Run.group_number == run.group_number, Run.seed == run.seed, Run.rule.in_(rules), Run.score_step.is_not(None)
     )
-    baselines = []
-    for number, run_id, label, values in session.execute(query.order_by(Run.number)):
-        if _others(values) == _others(run.group_values):
+    baselines, own = [], condition_settings(run.config)
+    for number, run_id, label, values, config in session.execute(query.order_by(Run.number)):
+        if condition_settings(config) == own:
             rate = (values or {}).get(_RATE)
             baselines.append((number, run_id, label if rate is None else f"{label} lr {float(rate):g}"))
     return baselines[:_MOST_BASELINES]
-
-
-def _others(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The settings of a sweep that make accuracies incomparable."""
-    free = ("learner.rule", _RATE, "seed")
-    return {path: value for path, value in (values or {}).items() if not path.startswith(free)}
 
 
 def _curves(session: Session, run_numbers: Sequence[int]) -> dict[int, EvaluationCurve]:

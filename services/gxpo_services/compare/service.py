@@ -197,6 +197,7 @@ def _with_share(
 
 
 _MOST_RUNS = 1000
+_SET_BY_CONTROLS = ("learner.rule.name", "learner.optimizer.learning_rate")
 _VALUES: dict[Shown, Callable[[RunCurves], float | None]] = {
     "final": lambda run: float(run.curve.accuracy[-1]),
     "best": lambda run: peak(run.curve).accuracy,
@@ -216,11 +217,16 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
     settings = {
         run.id: {name: value for name, value in (run.group_values or {}).items() if name != "seed"} for run in runs
     }
-    varied = _varied([values for values in settings.values() if values])
+    swept = [values for values in settings.values() if values]
+    # A control alone has a rule or a learning rate that is no axis of its sweep.
+    of_controls = {name for name in _SET_BY_CONTROLS if not all(name in values for values in swept)}
+    controls = {run for run in runs if of_controls & settings[run.id].keys()}
+    varied = _varied([values for run in runs if run not in controls and (values := settings[run.id])])
     x, y = _axes(query, varied)
-    absent = {run: [name for name in (x, y) if name not in settings[run.id]] for run in runs}
+    absent = {run: [name for name in (x, y) if name not in settings[run.id]] for run in runs if run not in controls}
     reason = "it has no value of {} in the sweep"
-    left_out = [LeftOutView.of(run, reason.format(" and ".join(names))) for run, names in absent.items() if names]
+    left_out = [LeftOutView.of(run, "it is a learning-rate control") for run in runs if run in controls]
+    left_out += [LeftOutView.of(run, reason.format(" and ".join(names))) for run, names in absent.items() if names]
     members = [run for run, names in absent.items() if not names]
     loaded = loading.load(session, members, query.benchmark, query.metric)
     values = {run.id: _VALUES[query.show](curves) for run, curves in loaded.runs}

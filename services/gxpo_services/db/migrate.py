@@ -88,6 +88,7 @@ def back_up(url: str, target: Path) -> int:
     source = _file_of(url)
     if target.is_dir():
         raise ConfigError(f"cannot write the back-up {target}: it is a folder; name a file in it")
+    _need_another(target, source)
     part = target.with_name(target.name + ".part")
     try:
         part.unlink(missing_ok=True)
@@ -119,6 +120,7 @@ def restore(url: str, backup: Path) -> Path | None:
     """
     target = _file_of(url, must_exist=False)
     revision, newest = _check(backup), newest_revision()
+    _need_another(backup, target)
     if revision > newest:
         raise DataError(
             f"{backup} was made by a newer version of gxpo: its schema is {revision}, this version's {newest}; "
@@ -152,7 +154,17 @@ def _overwrite(target: Path, backup: Path) -> None:
     with closing(sqlite3.connect(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
         # Only the last connection can end the WAL mode: nobody else uses the database.
         database.execute("PRAGMA journal_mode=DELETE")
+        # Taken here and kept: the copy would wait for another user's lock without end.
+        database.execute("PRAGMA locking_mode=EXCLUSIVE")
+        database.execute("BEGIN EXCLUSIVE")
+        database.rollback()
         copy.backup(database)
+
+
+def _need_another(file: Path, database: Path) -> None:
+    with suppress(OSError):  # one of them does not exist
+        if file.samefile(database):
+            raise ConfigError(f"{file} is the service's database itself; name another file")
 
 
 def _file_of(url: str, *, must_exist: bool = True) -> Path:

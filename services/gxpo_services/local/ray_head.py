@@ -58,7 +58,8 @@ class RayHead:
         if not token_file.exists():
             replace_file(token_file, secrets.token_hex(32))
         self._token = token_file.read_text(encoding="utf-8").strip()
-        self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+        # Ray prefers a token in the environment, such as one of another cluster, unless it is empty.
+        self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": str(token_file)}
         # Not Ray's default 8265: two heads that start at once would both find it free.
         self._gcs_port, self._dashboard_port = free_port(), free_port()
         self.address = f"http://127.0.0.1:{self._dashboard_port}"

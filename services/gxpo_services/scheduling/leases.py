@@ -60,6 +60,11 @@ def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | N
     return session.scalar(query)
 
 
+def queued(session: Session, number: int) -> Run:
+    """The current row of a queued run. Raises NoResultFound when it is no longer queued."""
+    return session.scalars(select(Run).where(Run.number == number, IS_QUEUED)).one()
+
+
 def lock_queue(session: Session) -> None:
     """Serialize claims of all schedulers, so that quotas hold. SQLite serializes write transactions anyway."""
     if session.get_bind().dialect.name == "postgresql":

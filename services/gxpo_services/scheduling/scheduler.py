@@ -287,13 +287,13 @@ class Scheduler:
             reasons = self._oversized.overdue(waiting, quotas, now)
             for number, why in reasons.items():
                 with suppress(StateChanged, NoResultFound):  # cancelled or deleted in between
-                    run = session.get_one(Run, number)
+                    run = leases.queued(session, number)
                     leases.fail(session, run, "no_resources", why, self._actor, run.lease_token)
             admitted = decisions.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), quotas)
             until = now + self._settings.lease_s
             for candidate in admitted:
                 with suppress(StateChanged, NoResultFound):
-                    run = session.get_one(Run, candidate.number)
+                    run = leases.queued(session, candidate.number)
                     secret = leases.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
                     claimed[run.id] = Hold(run.lease_token, now, secret), max(0.0, now - run.queued_at)
         for run_id, (hold, wait_s) in claimed.items():

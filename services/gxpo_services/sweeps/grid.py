@@ -167,7 +167,7 @@ def _shape_errors(request: SweepRequest, grid: dict[str, list[Any]]) -> list[Fie
 def _variants(
     request: SweepRequest, server: ServiceSettings, base: Settings, grid: dict[str, list[Any]]
 ) -> list[Variant]:
-    """Every combination of the grid; for the preset `rules`, with every rule."""
+    """Every combination of the grid; for the preset `rules`, with every rule that differs."""
     errors: list[FieldError] = []
     variants: list[Variant] = []
     for chosen in itertools.product(*grid.values()):
@@ -176,7 +176,8 @@ def _variants(
             overrides = [_override(path, value) for path, value in values.items()]
             config = checked(overridden(base, overrides, "grid"), server)
             if request.preset == "rules":
-                variants += [(variant, values | changed) for variant, changed in rule_variants(config)]
+                of_rules = [(variant, _shared(values, variant) | changed) for variant, changed in rule_variants(config)]
+                variants += [variant for variant in of_rules if variant not in variants]
             else:
                 variants.append((config, values))
         except Invalid as error:
@@ -191,6 +192,16 @@ def _variants(
     return variants
 
 
+def _shared(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """The values of a grid without those of settings that the config's rule lacks."""
+    known = config.learner.rule.model_dump()
+    return {
+        path: value
+        for path, value in values.items()
+        if not path.startswith("learner.rule.") or path.split(".")[2] in known
+    }
+
+
 def _override(path: str, value: Any) -> str:
     """`a.b=c` with the value in TOML; null is the word "none"."""
     return f"{path}={toml_value('none' if value is None else value)}"
@@ -200,12 +211,12 @@ def _controls(variants: Sequence[Variant]) -> list[Variant]:
     """The learning-rate control of every look-ahead, without duplicates."""
     controls: dict[str, Variant] = {}
     present = {config.sha256() for config, _ in variants}
-    for config, _ in variants:
+    for config, values in variants:
         if config.learner.rule.learning_rate_factor is not None:
             control = learning_rate_control(config)
             rule, rate = control.learner.rule.name, control.learner.optimizer.learning_rate
-            values = {"learner.rule.name": rule, "learner.optimizer.learning_rate": rate}
-            controls.setdefault(control.sha256(), (control, values))
+            own = {"learner.rule.name": rule, "learner.optimizer.learning_rate": rate}
+            controls.setdefault(control.sha256(), (control, _shared(values, control) | own))
     return [variant for sha256, variant in controls.items() if sha256 not in present]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field, ValidationError
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer
@@ -76,11 +76,11 @@ class StudyView(BaseModel):
 
 
 def ended_runs(session: Session) -> dict[int, tuple[int, float | None]]:
-    """Number of the group of each study → its ended runs, and when the last of them ended."""
+    """Number of the group of each study → its ended runs, and when the last of them ended; 0 and None without any."""
     query = (
         select(Group.number, func.count(Run.number), func.max(Run.ended_at))
-        .join(Run, Run.group_number == Group.number)
-        .where(Group.kind == STUDY, Run.state.in_(list(TERMINAL)))
+        .outerjoin(Run, and_(Run.group_number == Group.number, Run.state.in_(list(TERMINAL))))
+        .where(Group.kind == STUDY)
         .group_by(Group.number)
     )
     return {number: (count, last) for number, count, last in session.execute(query)}

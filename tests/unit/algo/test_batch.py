@@ -105,7 +105,7 @@ def loop_over_sequences(
     scales = {"token_mean": len(gap), "sequence_mean": len(sums), "sequence_sum": len(sums) * TOKEN_LIMIT}
     loss = torch.stack(sums).sum() / scales[aggregation]
     loss.backward()
-    expected = {"tokens": float(len(gap)), "logprob_gap": float(gap.sum()), "logprob_gap_max": float(gap.max())}
+    expected = {"tokens": float(len(gap)), "logprob_gap_mean": float(gap.sum()), "logprob_gap_max": float(gap.max())}
     return loss.item(), gradient_vector(policy), expected
 
 

@@ -71,7 +71,8 @@ def test_clipped_surrogate_by_hand_and_which_tokens_count_as_clipped() -> None:
     settings = LossConfig(clip_low=0.5, clip_high=0.5)
     _, sums = policy_loss(TokenOutputs(ratios.log(), None), micro, torch.zeros_like(ratios), None, settings)
     assert torch.equal(ratios.log().exp()[[0, 4]], ratios[[0, 4]]), "the bounds survive log and exp"
-    assert (sums["tokens"], sums["clipped"], sums["clipped_low"], sums["clipped_high"]) == (8, 2, 1, 1)
+    clipped = [sums[f"clip_{name}"] for name in ("fraction", "low_fraction", "high_fraction")]
+    assert (sums["tokens"], *clipped) == (8, 2, 1, 1)
 
 
 def test_kl_by_hand_is_added_with_beta_and_not_scaled_by_the_importance_weight() -> None:

@@ -129,7 +129,7 @@ def test_eval_plays_in_the_environment_that_it_names(gxpo: Gxpo, monkeypatch: py
     gxpo(*mine, *(word for change in changes for word in ("--set", f"environment.{change}")))
     gxpo(*mine, "--set", "environment.name=openenv")
     assert seen[0].benchmark == ("math500", "gsm8k")
-    single, played = (evaluation._config(args) for args in seen[:2])
+    single, played = (evaluation._config(args)[0] for args in seen[:2])
     assert single.environment == EnvironmentConfig()
     assert played.environment == EnvironmentConfig(name="calculator", max_turns=3, max_observation_tokens=20)
     # Two observations have room in addition to the tokens of the policy.

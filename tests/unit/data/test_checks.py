@@ -71,6 +71,7 @@ FAULTS: dict[str, Settings] = {
     "the architecture t5 is an encoder-decoder; use a decoder-only": {"model": {"path": "t5"}},
     "scales its logits (final_logit_softcapping = 30.0)": {"model": {"path": "capped"}},
     "has experts (num_experts = 4)": {"model": {"path": "experts"}},
+    "scales its logits (logits_scaling = 6.0)": {"model": {"path": "both"}, "learner": {"lora": {}}},
     "is quantized": {"model": {"path": "quantized"}},
     "model.path = './nope': the folder does not exist": {"model": {"path": "./nope"}},
     "model.path = 'my-modle': the folder does not exist": {"model": {"path": "my-modle"}},
@@ -107,6 +108,14 @@ FAULTS: dict[str, Settings] = {
     "warm_start: data.source = 'nope.jsonl' does not exist": {
         "warm_start": {"steps": 1, "data": {"source": "nope.jsonl"}}
     },
+    "warm_start: data.sources[0].path = 'rows.jsonl': 1 problem for its share of 2 of 3 prompts a step, which would "
+    "contain copies; lower its weight or warm_start.rows_per_step, or add problems": {
+        "warm_start": {
+            "steps": 1,
+            "rows_per_step": 3,
+            "data": {"sources": [{"path": "rows.jsonl", "weight": 2}, {"path": "rows.jsonl", "name": "again"}]},
+        }
+    },
     "evaluation.benchmarks: 'math5000' is unknown; use": {"evaluation": {"benchmarks": ["math5000"]}},
     "rollout.max_new_tokens = 3: none of the 2 answers fits, the shortest has 4 tokens; raise it": {
         "rollout": {"max_new_tokens": 3}
@@ -122,9 +131,11 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     rows = [{"problem": "1 + 1233", "answer": "1234"}, {"problem": "1 + 12344", "answer": "12345"}]
     for name in ("mine.jsonl", "other.jsonl"):
         write(tmp_path / name, *rows)
+    write(tmp_path / "rows.jsonl", {"problem": "1 + 1233", "completion": "1234"})
     with_config(tmp_path / "t5", model_type="t5")
     with_config(tmp_path / "capped", final_logit_softcapping=30.0)
     with_config(tmp_path / "experts", num_experts=4)
+    with_config(tmp_path / "both", num_experts=4, logits_scaling=6.0)
     with_config(tmp_path / "quantized", quantization_config={"bits": 4})
     return {
         "model": {"max_length": 128},
@@ -162,14 +173,17 @@ def test_a_run_that_works_has_no_fault_and_all_faults_are_said_at_once(base: Set
         found.refuse()
 
 
-def test_completions_need_no_answer_that_fits_and_what_is_downloaded_is_said(base: Settings, tmp_path: Path) -> None:
-    write(tmp_path / "rows.jsonl", {"problem": "1 + 1233", "completion": "1234"})
+def test_completions_need_no_answer_that_fits_and_what_is_downloaded_is_said(base: Settings) -> None:
     changes = {"data": {"source": "rows.jsonl"}, "rollout": {"source": "dataset", "max_new_tokens": 3}}
     found = check_files(build(merged(base, changes)))
     assert (found.faults, len(found.notes)) == ((), 1)
     assert found.notes[0].startswith("1 problem for 2 prompts a step")
     found = check_files(build(merged(base, {"evaluation": {"benchmarks": []}})))
     assert [note.partition(":")[0] for note in found.notes] == ["evaluation.benchmarks names none"]
+    warm_start = {"steps": 1, "rows_per_step": 3, "data": {"source": "rows.jsonl"}}
+    (few,) = check_files(build(merged(base, {"warm_start": warm_start}))).notes
+    assert few.startswith("1 problem for 3 prompts a step: ")
+    assert few.endswith("; lower warm_start.rows_per_step or add problems")
     downloaded = "warm_start.data.source = 'org/rows' is no file or folder here: a run downloads it from the hub"
     found = check_files(build(merged(base, {"warm_start": {"steps": 1, "data": {"source": "org/rows"}}})))
     assert (found.faults, found.notes) == ((), (downloaded,))

@@ -7,6 +7,9 @@ The kernel of the latter runs on GPUs only (tests/gpu/test_learner.py); here it 
 from __future__ import annotations
 
 import copy
+import json
+import shutil
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,7 +49,7 @@ from gxpo_trainer.learner.logprobs import (
     sequence_boundaries,
     varlen_attention,
 )
-from gxpo_trainer.learner.models import config_json, load_policy
+from gxpo_trainer.learner.models import STARTER_FOLDER, config_json, load_policy
 from gxpo_trainer.planner import architectures
 
 CHUNKS = [1, 7 * VOCABULARY, 2**25]
@@ -349,6 +352,45 @@ def test_a_policy_is_written_as_its_family_is_published(family: str, lora: bool,
     assert written.keys() == published.keys()
     for name, tensor in published.items():
         assert torch.equal(written[name], tensor), name
+
+
+def write_again(folder: Path) -> Path:
+    """The policy of a model folder, as a checkpoint has it."""
+    config = RunConfig(model=ModelConfig(path=str(folder), trust_remote_code=True))
+    write_policy(load_policy(config.model, precision="fp32"), config, folder.with_name("written"), rank=0)
+    return folder.with_name("written")
+
+
+def test_generation_settings_that_contradict_each_other_are_written_as_they_are(tmp_path: Path) -> None:
+    """As many published models have them: a temperature without do_sample, which transformers refuses to save."""
+    folder = Path(shutil.copytree(STARTER_FOLDER, tmp_path / "policy"))
+    settings = {"eos_token_id": 2, "temperature": 0.6, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    written = json.loads((write_again(folder) / "generation_config.json").read_text())
+    assert settings.items() <= written.items()
+
+
+def test_the_policy_of_a_model_with_code_of_its_own_comes_with_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = Path(shutil.copytree(STARTER_FOLDER, tmp_path / "policy"))
+    (folder / "configuration_own.py").write_text(
+        "from transformers import Qwen2Config\nclass OwnConfig(Qwen2Config):\n    model_type = 'own'\n"
+    )
+    (folder / "modeling_own.py").write_text(
+        "from transformers import Qwen2ForCausalLM\nfrom .configuration_own import OwnConfig\n"
+        "class OwnForCausalLM(Qwen2ForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    auto_map = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    body = json.loads((folder / "config.json").read_text()) | {"model_type": "own", "auto_map": auto_map}
+    (folder / "config.json").write_text(json.dumps(body))
+    written = write_again(folder)
+    shutil.rmtree(folder)
+    model = load_policy(ModelConfig(path=str(written), trust_remote_code=True), precision="fp32")
+    assert type(model).__module__.endswith("modeling_own")
+    assert torch.equal(model.lm_head.weight, load_file(written / "model.safetensors")["model.embed_tokens.weight"])
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAINED])

@@ -21,8 +21,10 @@ from support.checkpointed import save_checkpoint
 from support.tiny_policy import qwen2
 
 from gxpo_trainer.config import LoraConfig, ModelConfig, RunConfig
+from gxpo_trainer.data.checks import check_files
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_policy, load_tokenizer, pin_revision, resolve_model
+from gxpo_trainer.learner.setup import Reference
 from gxpo_trainer.planner.architectures import check_heads, check_sequence_parallel, uneven_split
 from gxpo_trainer.training.prepare import prepare
 
@@ -177,6 +179,35 @@ def test_a_resumed_run_keeps_its_commits_when_the_branch_moves(
     # A run without a checkpoint starts from the beginning, with the commit of now.
     shutil.rmtree(out / "checkpoints")
     assert prepare(config, out, continue_run=True).config.model.revision == OLD
+
+
+def taught_by(path: Path | str) -> RunConfig:
+    return RunConfig.model_validate({"teacher": {"path": str(path)}, "rollout": {"source": "teacher"}})
+
+
+def test_a_teacher_that_cannot_work_is_named_before_it_is_downloaded(
+    cache: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = r"^teacher\.path = 'org/none' with teacher\.revision = None cannot be loaded from the hub"
+    with pytest.raises(ConfigError, match=unknown):
+        prepare(taught_by("org/none"), tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"^teacher\.path = '{folder}' has no tokenizer"):
+        prepare(taught_by(folder), tmp_path / "run")
+    (note,) = (note for note in check_files(taught_by(NAME)).notes if NAME in note)
+    assert note.startswith(f"teacher.path = '{NAME}' is no folder here")
+    config = cache / "snapshots" / NEW / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {}}))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("downloaded"))
+    with pytest.raises(ConfigError, match=rf"^teacher\.path = '{NAME}': the architecture qwen2 is quantized"):
+        prepare(taught_by(NAME), tmp_path / "run")
+
+
+def test_a_teacher_that_lacks_a_weight_is_named(folder: Path) -> None:
+    shard = load_file(folder / WEIGHTS)
+    del shard["model.norm.weight"]
+    save_file(shard, folder / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"^teacher\.path = '{folder}' lacks the weight model\.norm\.weight"):
+        Reference(taught_by(folder).of_reference, "sdpa", "cpu", torch.device("cpu"))
 
 
 @pytest.mark.parametrize("path", ["starter", str(STARTER_FOLDER)])

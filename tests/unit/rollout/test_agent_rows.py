@@ -6,20 +6,27 @@ import json
 import os
 import re
 import unicodedata
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from transformers import AutoTokenizer
 
+from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.data.chat import chat_text
-from gxpo_trainer.environments.contract import ChatRequest, Reply, Turn
+from gxpo_trainer.environments.contract import Call, ChatRequest, Problem, Reply, Turn
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.models import STARTER_FOLDER
-from gxpo_trainer.rollout.agents import AgentConversation, parsed_calls, tool_parser
+from gxpo_trainer.rollout.agents import AgentConversation, AgentConversations, parsed_calls, tool_parser
 from gxpo_trainer.rollout.conversations import Row, place
+from gxpo_trainer.rollout.vllm_driver import EpisodeStart, Intake, SampleRequest, SamplingSettings
+from gxpo_trainer.types import Prompt
 
 CHATML = (
     "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}"
@@ -188,6 +195,29 @@ def test_tool_calls_come_back_as_calls_and_are_rendered_as_they_were_sampled() -
         ConfigError, match=r"environment.tool_parser = 'x' is not a parser of vLLM; use one of .*hermes"
     ):
         tool_parser("x")
+
+
+def test_a_request_whose_tool_calls_no_parser_could_read_is_refused() -> None:
+    request = ChatRequest(({"role": "user", "content": "x"},), ({"type": "function", "name": "calc"},))
+    calls: list[Call] = []
+
+    def advance(call: Call) -> Future[Reply]:
+        calls.append(call)
+        future: Future[Reply] = Future()
+        if not call.actions:
+            future.set_result(Reply(request))
+        return future
+
+    intake, environments = Intake(), SimpleNamespace(advance=advance)
+    config = AgentConfig(command=("agent",), tool_parser="hermes")
+    parts: Any = Mock(), TOKENIZERS["chatml"], SamplingSettings(8), 400
+    conversations = AgentConversations(*parts, environments=environments, config=config, intake=intake)
+    start = EpisodeStart(Problem("p", "x", "", {}), 0)
+    conversations.begin(0, SampleRequest(Prompt("p", "x", ""), np.zeros(1, np.int32), 1, None, episode=start))
+    intake.run_calls(wait=False)
+    assert conversations.proceed() == []
+    error = "tools.0.function: Field required; write messages and tools as in OpenAI's API"
+    assert [json.loads(action) for action in calls[-1].actions] == [{"error": error, "code": "invalid_value"}]
 
 
 def played(*replies: Reply, cut: bool = False, room: bool = True) -> AgentConversation:

@@ -11,6 +11,7 @@ import pytest
 
 from gxpo_services.local import ray_head
 from gxpo_services.local.ray_head import RayHead, free_port
+from gxpo_services.scheduling.launcher import _authorization
 from gxpo_services.settings import ServiceSettings, make_home, read_settings
 from gxpo_trainer.config.base import STOP_WAIT_S
 from gxpo_trainer.errors import ConfigError
@@ -121,7 +122,10 @@ def test_the_token_is_made_once_for_its_owner_and_the_head_is_on_loopback_withou
     token = file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(token) == 64
-    assert second.env == first.env == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": str(file)}
+    assert second.env == first.env == env
+    of_another_cluster = {"RAY_AUTH_TOKEN": "other"}
+    assert _authorization(of_another_cluster | first.env) == {"Authorization": f"Bearer {token}"}
     child = first.child(STOP_WAIT_S)
     assert token not in " ".join([*child.command, *child.env.values()])
     assert {"--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"} <= {*child.command}

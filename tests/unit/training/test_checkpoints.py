@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def store(tmp_path, **settings):
     return CheckpointStore(tmp_path / "checkpoints", CheckpointConfig(**settings))
 
 
-@pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "manifest"])
+@pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "unreadable", "manifest"])
 def test_a_damaged_checkpoint_is_refused_and_the_message_names_file_and_way_out(tmp_path, damage):
     subject = store(tmp_path)
     subject.save(3, {}, parts())
@@ -52,6 +53,9 @@ def test_a_damaged_checkpoint_is_refused_and_the_message_names_file_and_way_out(
         file.write_bytes(b"Weights")
     elif damage == "remove":
         file.unlink()
+    elif damage == "unreadable":
+        file.unlink()
+        file.symlink_to("/proc/self/mem")  # whose first bytes cannot be read: EIO, as of a damaged disk
     else:
         (subject.path(5) / "manifest.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match="delete step-00000005 to go on from step 3"):
@@ -73,6 +77,13 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_trace_of_the_failed_on
         subject.save(2, {}, full)
     assert subject.latest().step == 1
     assert [p.name for p in subject.root.iterdir()] == ["step-00000001"]
+
+
+def test_a_rule_finds_its_infinite_state_again(tmp_path):
+    rule = {"best": math.inf, "window": [-math.inf, 0.5], "name": "Infinite"}
+    subject = store(tmp_path)
+    subject.save(1, {}, lambda folder: rule)
+    assert subject.load(1).state["rule"] == rule
 
 
 def test_the_next_checkpoint_removes_what_a_kill_left_of_any_step(tmp_path):
@@ -190,6 +201,7 @@ def earlier(tmp_path: Path) -> Checkpoint:
         ({"rollout": {"max_num_seqs": 8, "temperature": 0.9}}, r"rollout\.temperature"),
         ({"learner": {**FIRST["learner"], "packing": "padded"}}, r"learner\.packing"),
         ({"verifier": {"rewards": [{"name": "format"}]}}, r"verifier\.rewards"),
+        ({"environment": {"max_turns": 5}}, r"environment\.max_turns = 4, this run has 5"),
         ({"verifier": {"answer": "boxed"}}, r"verifier\.answer = 'auto', this run has 'boxed'"),
     ],
 )
@@ -206,6 +218,7 @@ def test_what_a_step_uses_is_kept(tmp_path: Path, earlier: Checkpoint, change: d
         {"name": "second", "evaluation": {"every_steps": 7}, "checkpoint": {"every_steps": 1}},
         {"timeouts": {"sampling_s": 7200.0}},
         {"verifier": {"workers": 7}},
+        {"environment": {"deadline_s": 9.0, "workers": 2, "memory_mb": 2048}},
         # A checkpoint is resharded.
         {"learner": {**FIRST["learner"], "zero_stage": 3}},
         {"placement": {"learner_ranks": 2}},

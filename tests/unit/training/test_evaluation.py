@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import Gxpo
+from support.data_files import write
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
 from gxpo_trainer.environments.contract import Problem
+from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.sources import Rollouts
 from gxpo_trainer.rollout.vllm_driver import SamplingSettings
+from gxpo_trainer.training import evaluation
 from gxpo_trainer.training.controller import (
     careful_metrics,
     environment_metrics,
@@ -32,6 +40,9 @@ IDS = np.array([1, 2], dtype=np.int32)
 class Collector:
     """Every response to a problem with an even number is right."""
 
+    def __init__(self, otherwise: str = "wrong") -> None:
+        self.otherwise = otherwise
+
     def collect(self, requests: Any, sampling: Any, version: int) -> Any:
         self.requests, self.sampling, self.version = requests, sampling, version
         return SimpleNamespace(groups=[self._scored(request) for request in requests])
@@ -39,7 +50,7 @@ class Collector:
     def _scored(self, request: Any) -> ScoredGroup:
         right = int(request.prompt.id) % 2 == 0
         sample = Sample("7", IDS, np.zeros(2, dtype=np.float32), "stop")
-        verdict = Verdict("correct" if right else "wrong", "7", 0.0)
+        verdict = Verdict("correct" if right else self.otherwise, "7", 0.0)  # type: ignore[arg-type]
         group = Group(request.prompt, IDS, (sample,) * request.num_samples, 0)
         return ScoredGroup(group, (verdict,) * request.num_samples)
 
@@ -80,6 +91,37 @@ def test_an_evaluation_samples_and_plays_as_it_is_set_which_is_recorded() -> Non
     (plain, *_), _ = evaluator().run(Collector(), version=1)  # type: ignore[arg-type]
     assert plain["sampling"] == {"temperature": 1.0, "max_new_tokens": 48, "seeded": False}
     assert "environment" not in plain
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_command_scores_by_its_settings_and_shows_what_failed(
+    failed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def session(placement: Any, on_wait: Callable[[str], None]) -> Iterator[Any]:
+        for missing in ("1 GPU", "1 GPU", "2 GPUs"):
+            on_wait(missing)
+        yield placement
+
+    collector = Collector("error" if failed else "wrong")
+    pool = SimpleNamespace(start=lambda: None, kill=lambda: None, collect=collector.collect)
+    monkeypatch.setattr(evaluation, "ray_session", session)
+    monkeypatch.setattr(evaluation, "build_pool", lambda *_: pool)
+    own = write(tmp_path / "own.jsonl", *({"id": str(n), "problem": "6+1?", "answer": "7"} for n in range(4)))
+    command = "eval", "--model", "starter-random", "--benchmark", own, "--samples", 2, "--out", tmp_path / "out.jsonl"
+    settings = "--set", "evaluation.samples_per_prompt=3", "--set", f"model.path={STARTER_FOLDER}"
+    gxpo = Gxpo(capsys)
+    assert gxpo(*command, *settings) == 0
+    printed = gxpo.printed()
+    assert printed.err.splitlines() == ["eval: waiting for 1 GPU", "eval: waiting for 2 GPUs"]
+    record = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (record["model"], record["samples_per_prompt"]) == (str(STARTER_FOLDER), 3)
+    title, header, _, row = filter(None, map(str.strip, printed.out.splitlines()))
+    assert title == "3 samples per problem, 95% intervals"
+    assert "maj@3" in header
+    assert header.split()[-1] == ("failed" if failed else "truncated")
+    # The responses to two of four problems fail, or are wrong; none is truncated.
+    assert row.split()[-2:] == (["0.0%", "50.0%"] if failed else ["2", "0.0%"])
 
 
 def test_the_terminal_numbers_the_steps_after_a_warm_start_from_one() -> None:

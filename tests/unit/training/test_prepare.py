@@ -13,6 +13,7 @@ import pytest
 import ray
 from support import data_files
 from support.checkpointed import save_checkpoint
+from support.command_line import Gxpo
 from transformers import AutoTokenizer
 
 from gxpo_trainer.config import RunConfig
@@ -99,6 +100,32 @@ def test_the_first_event_has_the_policys_prompt(config: Any, tmp_path: Path, mon
         assert head.startswith("first of 2 training prompts, ")
         assert head.endswith(" tokens, rendered with the model's chat template")
         assert text == f"<|bos|><|system|>Add.<|end|><|user|>{first}<|end|><|assistant|>"
+
+
+CALLING = """
+from openai import OpenAI
+def play(problem):
+    messages = [{"role": "user", "content": problem["text"]}]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    OpenAI().chat.completions.create(model="policy", messages=messages, tools=tools)
+"""
+
+
+def test_an_agent_with_tools_needs_a_parser_in_training_and_in_evaluation(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "calling.py").write_text(CALLING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    agent = {"name": "agent", "function": "calling:play"}
+    told = "environment.tool_parser: the agent gives the policy tools, whose calls have to be parsed; set it to the "
+    with pytest.raises(ConfigError, match=told):
+        load_problems(config(environment=agent))
+    monkeypatch.setattr("gxpo_trainer.training.evaluation.ray_session", lambda *_: pytest.fail("Ray was started"))
+    settings = [word for name, value in agent.items() for word in ("--set", f"environment.{name}={value}")]
+    file = str(tmp_path / "held_out.jsonl")
+    assert (
+        Gxpo(capsys).error(2, "eval", "--model", "starter", "--benchmark", file, *settings).startswith(f"gxpo: {told}")
+    )
 
 
 def test_a_model_without_a_chat_template_and_fewer_problems_than_a_step_takes_are_reported(
@@ -205,6 +232,43 @@ def taught(tmp_path: Path) -> dict[str, Any]:
     sums = [(30, 2), (60, 1), (70, 2)]
     rows = ({"problem": PROBLEM.format(a, b), "answer": str(a + b), "completion": str(a + b)} for a, b in sums)
     return {"source": str(data_files.write(tmp_path / "taught.jsonl", *rows)), "template": "plain"}
+
+
+def test_data_of_a_warm_start_is_told_apart_from_training_data_of_the_same_name(config: Any, tmp_path: Path) -> None:
+    """The benchmark has two of the three problems and one of the three rows."""
+    (tmp_path / "own").mkdir()
+    data = {"source": write(tmp_path / "own" / "taught.jsonl", [(3, 4), (5, 6), (20, 1)])}
+    warm_start = {"steps": 1, "rows_per_step": 3, "data": taught(tmp_path)}
+    made = config(data=data, warm_start=warm_start, rollout={"prompts_per_step": 1})
+    prepared = prepare(made, tmp_path / "run")
+    events, (few,) = recorded(prepared, tmp_path / "events")
+    assert few.startswith("2 problems for 3 prompts a step: ")
+    assert few.endswith("; lower warm_start.rows_per_step or add problems")
+    left_out = [f"{section}.contamination excluded" for section in ("warm_start.data", "data")]
+    told = [few, f"{left_out[0]} 1 training problems", f"{left_out[1]} 2 training problems"]
+    assert [event["message"] for event in events[1:]] == told
+    save_checkpoint(prepared)
+    prepare(made, tmp_path / "run", resume=True)
+    file = tmp_path / "taught.jsonl"
+    file.write_text(file.read_text().replace("72", "73"))
+    with pytest.raises(CheckpointError, match=r"content of training/warm_start/taught\.jsonl has changed since"):
+        prepare(made, tmp_path / "run", resume=True)
+
+
+def test_faults_of_the_rows_of_a_warm_start_name_its_settings(config: Any, tmp_path: Path) -> None:
+    def refused(rows_per_step: int, **data: Any) -> str:
+        with pytest.raises(DataError) as refusal:
+            load_problems(config(warm_start={"steps": 1, "rows_per_step": rows_per_step, "data": data}))
+        return str(refusal.value)
+
+    whole = taught(tmp_path)
+    excluded = refused(1, **whole, max_prompt_tokens=3)
+    assert excluded.startswith("warm_start: data.max_prompt_tokens = 3 excludes all prompts")
+    # One of three rows is evaluated.
+    few = refused(3, sources=[{"path": whole["source"]}], template="plain")
+    assert few.startswith("warm_start: data.sources[0].path = ")
+    assert "2 problems for its share of 3 of 3 prompts a step" in few
+    assert few.endswith("; lower its weight or warm_start.rows_per_step, or add problems")
 
 
 @pytest.mark.parametrize("kind", ["one source", "two sources", "dataset", "warm start"])

@@ -6,7 +6,7 @@ Surrogate S_t (`surrogate`):
 
     ppo     −min(ρ_t A, clip(ρ_t, 1 − ε_low, 1 + ε_high) A)       DeepSeekMath, arXiv 2402.03300, eq. 3
     gspo    −min(s A, clip(s, 1 − ε_low, 1 + ε_high) A)           GSPO, arXiv 2507.18071
-            s = (π_θ(y)/π_old(y))^(1/|y|) = exp(mean_t log ρ_t)   the same at each token of the response y
+            s = (π_θ(y)/π_old(y))^(1/|y|) = exp(mean_t log ρ_t)   the same at each token of the row y
     cispo   −sg[clip(ρ_t, 1 − ε_low, 1 + ε_high)] A log π_θ       CISPO, MiniMax-M1, arXiv 2506.13585
     dppo    −M_t ρ_t A,  M_t = 0 if D_t > δ and the probability   DPPO, arXiv 2602.04879
             moves as A wants (rises if A > 0, falls if A < 0)
@@ -17,13 +17,13 @@ Surrogate S_t (`surrogate`):
     KL_t = exp(q) − q − 1,  q = log π_ref − log π_θ               k3; Schulman, "Approximating KL divergence", 2020
 
 π_old is the learner's policy before the step (`proximal = "learner"`), or the policy μ that sampled (`"sampler"`).
-Importance weights: u_t = exp(log π_target − log μ) of a token, U = Π_t u_t of its response. A correction (`correction`)
-replaces u_t by v_t:
+A response is one row, or several where an agent or a chat template rewrites earlier turns. Importance weights:
+u_t = exp(log π_target − log μ) of a token, U = Π_t u_t of its row. A correction (`correction`) replaces u_t by v_t:
 
     none             1 with `learner`, u_t with `sampler`
     token_truncate   min(u_t, high)                               truncated importance sampling (TIS)
     token_mask       u_t if low ≤ u_t ≤ high, else 0
-    sequence_mask    U if low ≤ U ≤ high, else 0                  the same at each token of the response
+    sequence_mask    U if low ≤ U ≤ high, else 0                  the same at each token of the row
 
 With `learner`, π_target = π_old and c_t = v_t: the decoupled objective, arXiv 2110.00641. With `sampler`,
 π_target = π_θ; there ρ_t is u_t already, so that c_t = v_t/u_t. Either way the gradient of a token whose ratio is not
@@ -87,10 +87,10 @@ def policy_loss(
     ratio, token_loss, *counted_as_clipped = surrogate(logprobs - old, logprobs, micro)
     outside = counted_as_clipped[0] if counted_as_clipped else None
     gap = (logprobs.detach() - micro.sampler_logprobs).abs()
-    values, maxima = {"ratio": ratio, "logprob_gap": gap}, {"logprob_gap_max": gap}
+    values, maxima = {"ratio_mean": ratio, "logprob_gap_mean": gap}, {"logprob_gap_max": gap}
     if settings.corrects or settings.proximal == "sampler":
         raw, used, factor = _importance(target - micro.sampler_logprobs, micro, settings)
-        values |= {"importance": raw, "importance_used": used, "importance_squared": used.square()}
+        values |= {"importance_mean": raw, "importance_used": used, "importance_squared": used.square()}
         maxima["importance_max"] = raw
         if settings.corrects:
             token_loss = token_loss * factor
@@ -104,7 +104,7 @@ def policy_loss(
     with torch.no_grad():
         low = ((ratio < 1 - settings.clip_low) if outside is None else outside) & (micro.advantages < 0)
         high = ((ratio > 1 + settings.clip_high) if outside is None else outside) & (micro.advantages > 0)
-        values |= {"clipped": low | high, "clipped_low": low, "clipped_high": high}
+        values |= {"clip_fraction": low | high, "clip_low_fraction": low, "clip_high_fraction": high}
         counted = micro.token_weights > 0
         statistics = {name: torch.where(counted, each, 0).sum(dtype=torch.float64) for name, each in values.items()}
         statistics |= {name: torch.where(counted, each, 0.0).max().double() for name, each in maxima.items()}
@@ -149,12 +149,12 @@ class Surrogate(Protocol):
         `clip_low` and `clip_high`.
 
         log_ratio: float32[T], log π_θ − log π_old. logprobs: float32[T], log π_θ. Both have gradients. micro:
-        advantages, sequence_index and sampler_logprobs of the T tokens; `sequence_sums` adds over responses.
+        advantages, sequence_index and sampler_logprobs of the T tokens; `sequence_sums` adds over rows of responses.
         """
 
 
 class ClippedSurrogate:
-    """ppo, gspo and cispo. With `gspo` ρ_t is the ratio of the response at each of its tokens."""
+    """ppo, gspo and cispo. With `gspo` ρ_t is the ratio of the row at each of its tokens."""
 
     def __init__(self, settings: LossConfig) -> None:
         self._settings = settings
@@ -210,8 +210,8 @@ def _importance(log_weights: Tensor, micro: MicroBatch, settings: LossSettings) 
 
 
 def sequence_sums(values: Tensor, micro: MicroBatch) -> Tensor:
-    """At each token the sum over the response that it belongs to, float32[T]."""
-    # Consecutive tokens of one index are a response; its position counts from 0.
+    """At each token the sum over the row of a response that it belongs to, float32[T]."""
+    # Consecutive tokens of one index are a row; its position counts from 0.
     position = torch.diff(micro.sequence_index, prepend=micro.sequence_index[:1]).ne(0).cumsum(0)
     sums = values.new_zeros(values.shape[0]).index_add(0, position, values)
     return sums[position]
@@ -241,24 +241,13 @@ def finish_statistics(sums: Mapping[str, Tensor]) -> Metrics:
     importance_effective_sample_fraction = (Σv)²/(NΣv²) after the correction. What was not measured is left out; all but
     loss when no token is in the loss.
     """
-    metrics: Metrics = {"loss": float(sums["loss"])}
-    tokens = float(sums["tokens"])
+    totals = {name: float(value) for name, value in sums.items()}
+    metrics: Metrics = {"loss": totals.pop("loss")}
+    tokens = totals.pop("tokens")
     if tokens == 0:
         return metrics
-    means = {
-        "clip_fraction": "clipped",
-        "clip_low_fraction": "clipped_low",
-        "clip_high_fraction": "clipped_high",
-        "ratio_mean": "ratio",
-        "kl": "kl",
-        "entropy": "entropy",
-        "logprob_gap_mean": "logprob_gap",
-        "importance_mean": "importance",
-    }
-    metrics |= {name: float(sums[source]) / tokens for name, source in means.items() if source in sums}
-    metrics |= {name: float(sums[name]) for name in MAXIMA if name in sums}
-    if "importance_used" in sums:
-        squared = tokens * float(sums["importance_squared"])
-        fraction = float(sums["importance_used"]) ** 2 / squared if squared else 0.0
-        metrics["importance_effective_sample_fraction"] = fraction
+    used, squared = totals.pop("importance_used", None), tokens * totals.pop("importance_squared", 0.0)
+    metrics |= {name: total if name in MAXIMA else total / tokens for name, total in totals.items()}
+    if used is not None:
+        metrics["importance_effective_sample_fraction"] = used**2 / squared if squared else 0.0
     return metrics

@@ -121,6 +121,11 @@ def decode_evaluation(row: Mapping[str, Any]) -> Row:
         raise DataError(f"a row is not an evaluation ({type(error).__name__}: {error})") from None
 
 
+def is_condition(setting: str) -> bool:
+    """Whether runs must have the same value of a setting for their accuracies to be comparable."""
+    return not (_FREE.match(setting) or _SPEED.match(setting))
+
+
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings as `a.b.c` → JSON text."""
     flat: dict[str, str] = {}
@@ -201,7 +206,7 @@ def _conditions(
     packages = identity.get("packages") or {}
     recorded = ("data_sha256", "sampling", "template", "answer", "num_problems", "samples_per_prompt")
     return {
-        **{name: value for name, value in settings.items() if not (_FREE.match(name) or _SPEED.match(name))},
+        **{name: value for name, value in settings.items() if is_condition(name)},
         "policy_sha256": str(identity.get("policy_sha256")),
         "code.sha256": str((identity.get("code") or {}).get("sha256")),
         **{f"data_sha256.{name}": str(value) for name, value in (identity.get("data_sha256") or {}).items()},

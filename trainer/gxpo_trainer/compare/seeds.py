@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves, mean_curve
-from gxpo_trainer.compare.rows import flatten
+from gxpo_trainer.compare.rows import flatten, is_condition
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import DataError
 
@@ -73,6 +73,11 @@ def _settings(config: Mapping[str, Any]) -> dict[str, str]:
     """The settings by which runs are grouped, of a config of any version."""
     of_run = flatten({name: value for name, value in config.items() if name not in _UNCOMPARED})
     return {name: value for name, value in _defaults().items() if name.partition(".")[0] not in _UNCOMPARED} | of_run
+
+
+def condition_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of a config of any version that must be equal for accuracies at equal cost to be comparable."""
+    return {name: text for name, text in _settings(config).items() if is_condition(name) and name not in _SCHEDULE}
 
 
 def group_labels(rules: Mapping[str, str], configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:

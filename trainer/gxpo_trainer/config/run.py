@@ -82,8 +82,8 @@ class LossSettings(Settings):
     correction: Literal["auto", "none", "token_truncate", "token_mask", "sequence_mask"] = Field(
         "auto",
         description="What replaces the importance weights of samples of another policy. token_truncate: at most "
-        "importance_high (TIS); token_mask: 0 outside the bounds; sequence_mask: that of the response, 0 outside the "
-        "bounds. auto: none at rollout.async_depth 0, else token_truncate.",
+        "importance_high (TIS); token_mask: 0 outside the bounds; sequence_mask: that of the response, or of its row "
+        "where it has several, 0 outside the bounds. auto: none at rollout.async_depth 0, else token_truncate.",
     )
     importance_low: float = Field(0.5, ge=0, description="Lower bound of the masks.")
     importance_high: float = Field(2.0, gt=0, description="Upper bound of importance weights.")

@@ -4,7 +4,8 @@ train`, and for requests to the service. Free of torch; asks no hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import takewhile
@@ -64,7 +65,7 @@ def check_files(
     for setting, needed, check in _checks(config):
         try:
             if not needed & {*unseen}:
-                notes += check(files)
+                notes += [note for note in check(files) if note not in notes]
         except (ConfigError, DataError, OSError) as caught:
             # A name that is too long, or no permission.
             error = ConfigError(f"{setting}: cannot be read ({caught})") if isinstance(caught, OSError) else caught
@@ -103,34 +104,54 @@ class _Files:
         return rows.prompts or None
 
 
+@contextmanager
+def teacher_errors() -> Iterator[None]:
+    """Name `teacher` in each ConfigError about the model of `RunConfig.of_reference`, which is the teacher."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(_of_teacher(str(error))) from None
+
+
+def _of_teacher(message: str) -> str:
+    return message.replace("model.path", "teacher.path").replace("model.revision", "teacher.revision")
+
+
+def check_teacher(body: Mapping[str, Any], config: RunConfig) -> None:
+    """All checks of a teacher's config.json. config: that of `of_reference`. Raises ConfigError."""
+    check_architecture(body, config)
+    check_sequence_parallel(body, config)
+
+
 def _model(check: Callable[[Mapping[str, Any], RunConfig], None], files: _Files) -> list[str]:
     path = files.config.model.path
     body = known_config(path) if files.model is None else read_config(files.model, path)
     if body is not None:
         check(body, files.config)
-    said = files.model is not None or check is not check_architecture
+    said = files.model is not None or check not in (check_architecture, check_teacher)
     return [] if said else [f"model.path = {path!r} is no folder here: a run downloads it from the hub"]
 
 
 def _teacher(config: RunConfig, files: _Files) -> list[str]:
-    """The model of `config`, which is the teacher, with the checks of a policy; errors name `teacher`."""
-    try:
-        return [
-            note
-            for check in (check_architecture, check_sequence_parallel)
-            for note in _model(check, _Files(config, files.most))
-        ]
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.path", "teacher.path")) from None
+    """config: that of `of_reference`."""
+    with teacher_errors():
+        return [_of_teacher(note) for note in _model(check_teacher, _Files(config, files.most))]
 
 
 def _data(files: _Files) -> Iterable[str]:
     data, per_step = files.config.data, files.config.rollout.prompts_per_step
-    check_shares(data, files.problems or (), per_step, (0, files.most))
-    if files.problems is None or data.sources:
-        return _downloaded("data", data)
-    few = few_problems(len(files.problems), per_step)
-    return [few] if few is not None and len(files.problems) != files.most else []
+    return _enough(files, files.problems, "data", data, per_step, "rollout.prompts_per_step")
+
+
+def _enough(
+    files: _Files, rows: Sequence[Prompt] | None, section: str, data: DataConfig, per_step: int, setting: str
+) -> list[str]:
+    """Whether the rows of `data` are enough for a step. setting: that of per_step."""
+    check_shares(data, rows or (), per_step, setting, (0, files.most))
+    if rows is None or data.sources:
+        return _downloaded(section, data)
+    few = few_problems(len(rows), per_step, setting)
+    return [few] if few is not None and len(rows) != files.most else []
 
 
 def _downloaded(section: str, data: DataConfig) -> list[str]:
@@ -143,13 +164,12 @@ def _downloaded(section: str, data: DataConfig) -> list[str]:
 
 
 def _warm_start(warm_start: WarmStartConfig, files: _Files) -> Iterable[str]:
-    data = warm_start.data
+    data, section = (warm_start.data, "warm_start.data") if warm_start.data else (files.config.data, "data")
     try:
-        rows = files.rows(data or files.config.data, completions=True)
-        check_shares(data or files.config.data, rows or (), warm_start.rows_per_step, (0, files.most))
+        rows = files.rows(data, completions=True)
+        return _enough(files, rows, section, data, warm_start.rows_per_step, "warm_start.rows_per_step")
     except DataError as error:
         raise DataError(f"warm_start: {error}") from None
-    return [] if data is None else _downloaded("warm_start.data", data)
 
 
 def _benchmark(name: str, files: _Files) -> list[str]:

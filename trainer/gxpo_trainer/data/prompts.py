@@ -105,11 +105,15 @@ def load_prompts(
 
 
 def check_shares(
-    data: DataConfig, prompts: Iterable[Prompt], prompts_per_step: int, unknown: Sequence[int | None] = ()
+    data: DataConfig,
+    prompts: Iterable[Prompt],
+    prompts_per_step: int,
+    setting: str = "rollout.prompts_per_step",
+    unknown: Sequence[int | None] = (),
 ) -> None:
     """Raises DataError for one of `data.sources` that has fewer problems than its share of a step.
 
-    unknown: numbers of problems that say nothing, where not all have been read.
+    setting: that of prompts_per_step. unknown: numbers of problems that say nothing, where not all have been read.
     """
     counts = Counter(prompt.source for prompt in prompts)
     for number, (source, share) in enumerate(zip(data.sources, data.shares, strict=True)):
@@ -118,7 +122,7 @@ def check_shares(
             raise DataError(
                 f"data.sources[{number}].path = {source.path!r}: {found} problem{'' if found == 1 else 's'} for its "
                 f"share of {own} of {prompts_per_step} prompts a step, which would contain copies; lower its weight or "
-                "rollout.prompts_per_step, or add problems"
+                f"{setting}, or add problems"
             )
 
 
@@ -146,13 +150,14 @@ def _from_files(data: DataConfig, check_golds: bool, most: int | None, completio
     return PromptSet(prompts, hashes, left_out)
 
 
-def few_problems(num_problems: int, prompts_per_step: int) -> str | None:
-    """What a step of fewer problems than prompts consists of, with the fix; None where a step has no problem twice."""
+def few_problems(num_problems: int, prompts_per_step: int, setting: str = "rollout.prompts_per_step") -> str | None:
+    """What a step of fewer problems than prompts consists of, with the fix; None where a step has no problem twice.
+    setting: that of prompts_per_step."""
     if num_problems >= prompts_per_step:
         return None
     return (
         f"{num_problems} problem{'' if num_problems == 1 else 's'} for {prompts_per_step} prompts a step: a step "
-        "contains copies of the same problems; lower rollout.prompts_per_step or add problems"
+        f"contains copies of the same problems; lower {setting} or add problems"
     )
 
 

@@ -16,7 +16,6 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.dynamic_module_utils import custom_object_save
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import CheckpointError
@@ -155,6 +155,8 @@ def full_weights(model: nn.Module, merged_dtype: torch.dtype | None = None) -> I
     merged_dtype: of the tensors that an adapter is merged into, None for the forward pass's. Collective at ZeRO-3:
     every rank must run the iterator to its end. Copy a tensor before asking for the next one: it may be released then.
     """
+    import deepspeed
+
     layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -163,11 +165,11 @@ def full_weights(model: nn.Module, merged_dtype: torch.dtype | None = None) -> I
         layer = layers.get(owner.removesuffix(BASE_LAYER)) if owner.endswith(BASE_LAYER) and leaf == "weight" else None
         plain = name.removeprefix(PEFT_PREFIX).replace(f"{BASE_LAYER}.", ".")
         if layer is None:
-            with _gathered([parameter]):
+            with deepspeed.zero.GatheredParameters([parameter]):  # does nothing where they are whole
                 yield plain, parameter.detach()
             continue
         down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-        with _gathered([parameter, down, up]):
+        with deepspeed.zero.GatheredParameters([parameter, down, up]):
             with torch.no_grad():
                 merged = parameter.float() + layer.scaling["default"] * (up.float() @ down.float())
             yield plain, merged.to(merged_dtype or parameter.dtype)
@@ -175,44 +177,41 @@ def full_weights(model: nn.Module, merged_dtype: torch.dtype | None = None) -> I
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name in a PEFT adapter file, whole tensor) of each LoRA matrix, none without LoRA; collective as above."""
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            with _gathered([parameter]):
-                yield name.replace(".default.", "."), parameter.detach()
-
-
-def _gathered(parameters: list[Any]) -> AbstractContextManager[Any]:
-    """A context in which ZeRO-3 parameters are whole on every rank; empty for others."""
-    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
-        return nullcontext()
     import deepspeed
 
-    context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
-    return context
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            with deepspeed.zero.GatheredParameters([parameter]):
+                yield name.replace(".default.", "."), parameter.detach()
 
 
 def write_policy(model: Any, config: RunConfig, folder: Path, *, rank: int) -> None:
     """config.json, model.safetensors and tokenizer of the present weights, LoRA merged. Collective; rank 0 writes.
 
-    Tensors that an adapter is merged into are written in fp32, and config.json names that dtype.
+    The code of a model that came with its own goes with them. Tensors that an adapter is merged into are written in
+    fp32, and config.json names that dtype.
     """
     adapted = config.learner.lora is not None
     weights = _gather(full_weights(model, torch.float32 if adapted else None), keep=rank == 0)
     if rank:
         return
     folder.mkdir(parents=True)
+    base = model.get_base_model() if adapted else model
     # In memory the experts of a layer are one tensor, in published checkpoints and for vLLM each has its own.
-    weights = revert_weight_conversion(model.get_base_model() if adapted else model, weights)
+    weights = revert_weight_conversion(base, weights)
     weights = {name: weight.contiguous() for name, weight in weights.items()}
     # One file whatever the size: a run's policy is read back by the sampler, which maps it.
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     model_config = copy.deepcopy(model.config)
     if adapted:
         model_config.dtype = torch.float32
+    if base._auto_class is not None:  # its class came with the model
+        custom_object_save(base, folder, config=model_config)
     model_config.save_pretrained(folder)
     generation = getattr(model, "generation_config", None)
     if generation is not None:
-        generation.save_pretrained(folder)
+        # save_pretrained refuses what many published models have, such as a temperature without do_sample.
+        generation.to_json_file(folder / "generation_config.json")
     load_tokenizer(config.model).save_pretrained(folder)
 
 

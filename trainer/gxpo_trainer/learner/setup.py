@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from gxpo_trainer.algo.packing import Layout, MicroBatch
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import GRADIENT_BUCKET
+from gxpo_trainer.data.checks import teacher_errors
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.logprobs import (
     NAME,
@@ -205,7 +206,9 @@ class Reference:
         parallel: SequenceParallel | None = None,
     ) -> None:
         partitioned = config.learner.zero_stage == 3
-        model = load_partitioned(config, attention, device, where if partitioned else torch.device("cpu"), parallel)
+        where_loaded = where if partitioned else torch.device("cpu")
+        with teacher_errors() if config.teacher else contextlib.nullcontext():
+            model = load_partitioned(config, attention, device, where_loaded, parallel)
         policy = PolicyModule(model.requires_grad_(False), parallel)
         parameters = list(policy.parameters())
         self._engine = _initialize(policy, None, config, parameters, device) if partitioned else None

@@ -140,10 +140,10 @@ def check_architecture(body: Mapping[str, Any], config: RunConfig) -> None:
             problem = FAMILIES["t5"]
         elif "quantization_config" in body:
             problem = "is quantized"
+        elif factor is not None:  # before experts, which train with LoRA
+            problem = f"scales its logits ({factor} = {text[factor]})"
         elif experts is not None and kind != WITH_EXPERTS:
             problem = f"has experts ({experts} = {text[experts]}){_UNEQUAL}"
-        elif factor is not None:
-            problem = f"scales its logits ({factor} = {text[factor]})"
     if problem == TRAINS and experts is not None and config.placement.tensor_parallel > 1:
         raise ConfigError("placement.tensor_parallel: the experts of a layer are synced as a whole; set it to 1")
     if problem != TRAINS and not (problem.endswith(_UNEQUAL) and config.learner.lora):

@@ -26,13 +26,15 @@ def show(table: TextTable) -> None:
 
 
 def show_scores(records: Sequence[Mapping[str, Any]], samples: int) -> None:
-    """One row per benchmark: pass@1, pass@n and maj@n with their intervals, length, truncation."""
+    """One row per benchmark: pass@1, pass@n and maj@n with their intervals, length, truncation, and failures if any."""
     names = dict.fromkeys(["pass@1", f"pass@{samples}", f"maj@{samples}"])
+    failed = ["failed"] if any(record["scores"]["failed_fraction"] for record in records) else []
+    shares = ["truncated", *failed]
     rows = []
     for record in records:
         scores = record["scores"]
         cells = (f"{scores[n]:.1%} [{scores[f'{n}/ci_low']:.1%}, {scores[f'{n}/ci_high']:.1%}]" for n in names)
-        ends = (f"{scores['length_mean']:.0f}", f"{scores['truncated_fraction']:.1%}")
+        ends = (f"{scores['length_mean']:.0f}", *(f"{scores[f'{name}_fraction']:.1%}" for name in shares))
         rows.append((record["benchmark"], str(record["num_problems"]), *cells, *ends))
-    header = ("benchmark", "problems", *names, "mean length", "truncated")
+    header = ("benchmark", "problems", *names, "mean length", *shares)
     show(TextTable(f"{samples} samples per problem, 95% intervals", header, tuple(rows)))

@@ -16,6 +16,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from gxpo_trainer.config.tasks import AgentConfig
 from gxpo_trainer.data.chat import chat_text
 from gxpo_trainer.environments.contract import ChatRequest, Reply, Turn
@@ -140,8 +142,14 @@ class AgentConversations(Conversations):
             refusal = "tools need environment.tool_parser; set it to the format of the model, such as hermes"
         else:
             try:
+                if request.tools:
+                    _as_vllm(request)
                 messages = conversation.rendered(request)
                 text = chat_text(self._tokenizer, messages, opened=True, tools=request.tools)
+            except ValidationError as error:
+                fault = error.errors()[0]
+                where = ".".join(map(str, fault["loc"]))
+                refusal = f"{where}: {fault['msg']}; write messages and tools as in OpenAI's API"
             except Exception as error:  # a chat template may raise anything
                 refusal = f"the messages cannot be rendered in the model's chat template ({error!r}); change them"
             else:
@@ -207,12 +215,17 @@ def tool_parser(name: str) -> Any:
         raise ConfigError(f"environment.tool_parser = {name!r} is not a parser of vLLM; use one of {known}") from None
 
 
-def parsed_calls(parser: Any, tokenizer: Any, text: str, request: ChatRequest) -> dict[str, Any] | None:
-    """The message with the tool calls that a text contains; None without any."""
+def _as_vllm(request: ChatRequest) -> Any:
+    """The request as vLLM's parsers take it. Raises ValidationError."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
+    return ChatCompletionRequest(model="policy", messages=list(request.messages), tools=list(request.tools))
+
+
+def parsed_calls(parser: Any, tokenizer: Any, text: str, request: ChatRequest) -> dict[str, Any] | None:
+    """The message with the tool calls that a text contains; None without any. Raises ValidationError."""
+    chat = _as_vllm(request)
     try:
-        chat = ChatCompletionRequest(model="policy", messages=list(request.messages), tools=list(request.tools))
         found = parser(tokenizer, chat.tools).extract_tool_calls(text, chat)
     except Exception:  # of a parser, by what a policy may write
         return None

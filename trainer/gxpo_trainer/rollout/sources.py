@@ -193,6 +193,8 @@ class DatasetSource:
     ) -> None:
         self._config, self._pool, self._rows, self._size, self._after = config, pool, rows, size, after
         self._version = 0
+        self._synced: int | None = None
+        """Version that the engines got for an evaluation; None where the learner may have others of this number."""
         self.restart()
 
     @property
@@ -213,7 +215,10 @@ class DatasetSource:
 
     def sync(self, version: int) -> SyncReport | None:
         self._version = version
-        return None if self._other is None else self._other.sync(version)
+        if self._other is None:
+            return None
+        self._synced = None
+        return self._other.sync(version)
 
     def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
         return self._pool.group.wait_for_one(calls, phase) if self._other is None else self._other.serve(calls, phase)
@@ -221,7 +226,9 @@ class DatasetSource:
     def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
         if self._other is not None:
             return self._other.collect(requests, sampling, version)
-        self._pool.sync(version)
+        if self._synced != version:
+            self._pool.sync(version)
+            self._synced = version
         return self._pool.collect(requests, sampling, version)
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,6 +248,7 @@ class DatasetSource:
             self._after.restart()
 
     def discard(self) -> None:
+        self._synced = None
         if self._after is not None:
             self._after.discard()
 

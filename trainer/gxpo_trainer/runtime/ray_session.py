@@ -37,13 +37,13 @@ _STACKS_POLLS, _STACKS_POLL_S = 30, 0.1
 
 
 @contextmanager
-def ray_session(placement: Placement) -> Iterator[Placement]:
+def ray_session(placement: Placement, on_wait: Callable[[str], None] = lambda missing: None) -> Iterator[Placement]:
     """`connect_ray` and `reserve`; the placement on this Ray. All that was started ends with the block."""
     import ray
 
     owned = connect_ray(placement)
     try:
-        yield reserve(placement, owned=owned)
+        yield reserve(placement, owned=owned, on_wait=on_wait)
     finally:
         placement.group.remove()
         if owned:

@@ -26,8 +26,9 @@ from typing import Any
 
 from gxpo_trainer.config import CheckpointConfig, RunConfig
 from gxpo_trainer.config.io import build
+from gxpo_trainer.data.records import sha256_of_file
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.jsonl import sync_folder, write_json
+from gxpo_trainer.jsonl import restored, sync_folder, write_json
 from gxpo_trainer.reporting.identity import hash_path
 from gxpo_trainer.reporting.reading import IDENTITY, read_events, read_identity, read_metrics
 from gxpo_trainer.reporting.trackers import current_config
@@ -51,8 +52,10 @@ MAY_CHANGE_WITHIN = {
         *("logprob_gap_mean_limit", "logprob_gap_max_limit"),
         *("gpu_memory_utilization", "enforce_eager", "cpu_kv_cache_gib", "max_num_seqs"),
     },
+    "environment": {"deadline_s", "workers", "memory_mb", "host"},
 }
-"""Settings of other parts that change a step by rounding at most: memory, and limits that end a run or warn."""
+"""Settings of other parts that change a step by rounding at most: memory, and limits that end a run or warn; and limits
+of environments, which a run may have failed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +149,13 @@ class CheckpointStore:
             file = path / name
             if not file.is_file():
                 raise CheckpointError(f"checkpoint {path} lacks {name}; {fix}")
-            if hash_path(file) != digest:
+            try:
+                intact = sha256_of_file(file) == digest
+            except OSError as error:
+                raise CheckpointError(f"checkpoint {path}: {name} cannot be read ({error.strerror}); {fix}") from error
+            if not intact:
                 raise CheckpointError(f"checkpoint {path}: {name} is truncated or altered; {fix}")
-        return Checkpoint(path, step, state)
+        return Checkpoint(path, step, {**state, "rule": restored(state["rule"])})
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint, verified; None when there is none. Raises CheckpointError as `load`."""

@@ -10,6 +10,7 @@ import argparse
 import importlib.metadata
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from gxpo_trainer.config import EvaluationConfig, RunConfig
 from gxpo_trainer.config.base import MOST_TOKENS
 from gxpo_trainer.config.engines import STARTER_TOKENS
 from gxpo_trainer.config.io import build
-from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.jsonl import check_output, plain
 from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
 from gxpo_trainer.planner.architectures import check_heads, language_model, positions
@@ -34,7 +34,13 @@ from gxpo_trainer.rollout.sources import RolloutSource, request_seed
 from gxpo_trainer.rollout.vllm_driver import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import ray_session
-from gxpo_trainer.training.prepare import TokenizedBenchmark, check_conversations, check_tokens, tokenized_benchmarks
+from gxpo_trainer.training.prepare import (
+    TokenizedBenchmark,
+    check_conversations,
+    check_tokens,
+    first_messages,
+    tokenized_benchmarks,
+)
 from gxpo_trainer.types import Metrics, ScoredGroup
 
 _RECORDED = {"name", "max_turns", "max_observation_tokens"}
@@ -165,10 +171,7 @@ def evaluate_model(args: argparse.Namespace) -> int:
     """`gxpo eval`: sample, grade and print tables; with --out also write one JSON line per benchmark."""
     if args.out is not None:
         check_output(args.out)
-    config = _config(args)
-    body = config_json(config.model)
-    length = min(config.model.max_length, positions(body) or config.model.max_length)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"max_length": length})})
+    config, body = _config(args)
     placement = Placement.decide(config)
     check_heads(body, config, placement.device)
     folder = resolve_model(config.model)
@@ -177,12 +180,16 @@ def evaluate_model(args: argparse.Namespace) -> int:
     benchmarks = tokenized_benchmarks(config, tokenizer)
     check_tokens(language_model(body), tokenizer, chain.from_iterable(b.token_ids for b in benchmarks))
     first = benchmarks[0].benchmark
-    start = EpisodeStart.of(first.prompts[0], first.template, config.seed)
-    check_environment(config.environment, start.problem, start.seed)
+    first_messages(config, tokenizer, first.prompts[0], first.template)
     evaluator = Evaluator(config, benchmarks)
-    identity = {"model": args.model, "policy_sha256": hash_path(Path(folder)) if Path(folder).is_dir() else None}
+    identity = {"model": config.model.path, "policy_sha256": hash_path(Path(folder)) if Path(folder).is_dir() else None}
     log = Console(stderr=True)
-    with ray_session(placement) as settled:
+
+    @lru_cache(maxsize=1)  # it is told about twice a second, mostly of the same
+    def on_wait(missing: str) -> None:
+        log.print(f"eval: waiting for {missing}", markup=False)
+
+    with ray_session(placement, on_wait) as settled:
         pool = build_pool(
             config, settled, folder, lambda kind, message, **_: log.print(f"eval: {kind}: {message}", markup=False)
         )
@@ -196,14 +203,14 @@ def evaluate_model(args: argparse.Namespace) -> int:
     if args.out is not None:
         lines = [json.dumps(plain(record), ensure_ascii=False) for record in records]
         Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    show_scores(records, args.samples)
+    show_scores(records, config.evaluation.samples_per_prompt)
     return 0
 
 
-def _config(args: argparse.Namespace) -> RunConfig:
-    """A run config with the settings of the evaluation. Raises ConfigError."""
+def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any]]:
+    """A run config with the settings of the evaluation, and the model's config.json. Raises ConfigError."""
     max_new_tokens = args.max_new_tokens or STARTER_TOKENS.get(args.model, 3072)
-    body = {
+    settings = {
         "name": "eval",
         "seed": args.seed,
         "model": {"path": args.model, "max_length": MOST_TOKENS},
@@ -218,10 +225,10 @@ def _config(args: argparse.Namespace) -> RunConfig:
             "temperature": args.temperature,
         },
     }
-    config = build(body, args.set, source="gxpo eval")
-    model_settings = config.model
-    if model_settings.max_length == MOST_TOKENS:  # what the environment may write is known once its settings are
-        length = max_new_tokens + config.environment.observation_tokens + 1024
-        model_settings = model_settings.model_copy(update={"max_length": length})
-    placement = config.placement.model_copy(update={"learner_ranks": 0})
-    return config.model_copy(update={"model": model_settings, "placement": placement})
+    config = build(settings, args.set, source="gxpo eval")
+    body, length = config_json(config.model), config.model.max_length
+    if length == MOST_TOKENS:  # what the environment may write is known once its settings are
+        limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
+        length = limit + config.environment.observation_tokens + 1024
+    length = min(length, positions(body) or length)
+    return config.updated(model={"max_length": length}, placement={"learner_ranks": 0}), body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config import DataConfig, RunConfig, TeacherConfig
+from gxpo_trainer.config import DataConfig, RunConfig, TeacherConfig, WarmStartConfig
 from gxpo_trainer.config.tasks import AGENT, AgentConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark, without_contamination
 from gxpo_trainer.data.chat import (
@@ -22,7 +23,7 @@ from gxpo_trainer.data.chat import (
     render_messages,
     rendering,
 )
-from gxpo_trainer.data.checks import FIRST_ROWS, check_files
+from gxpo_trainer.data.checks import FIRST_ROWS, check_files, check_teacher, teacher_errors
 from gxpo_trainer.data.prompts import (
     PromptSet,
     TokenizedPrompts,
@@ -34,7 +35,7 @@ from gxpo_trainer.data.prompts import (
 )
 from gxpo_trainer.environments.contract import ChatRequest
 from gxpo_trainer.environments.host import check_environment
-from gxpo_trainer.errors import CheckpointError, ConfigError
+from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
 from gxpo_trainer.learner.models import config_json, load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.learner.setup import check_attention
 from gxpo_trainer.planner.architectures import check_model, language_model
@@ -146,10 +147,12 @@ def prepare(
         config = with_run_commits(config, out_dir)
     body = config_json(config.model)
     check_model(body, config, placement.device)  # before the weights of a hub name, which may be many gigabytes
-    config = config.model_copy(update={"model": pin_revision(config.model)})
     if config.teacher is not None:
-        pinned = pin_revision(config.of_reference.model)
+        with teacher_errors():
+            check_teacher(config_json(config.of_reference.model), config.of_reference)
+            pinned = pin_revision(config.of_reference.model)
         config = config.model_copy(update={"teacher": TeacherConfig(path=pinned.path, revision=pinned.revision)})
+    config = config.model_copy(update={"model": pin_revision(config.model)})
     placement = replace(placement, config=config.without_idle_engines())
     if checkpoint is not None:
         check_same_run(checkpoint, config, out_dir)
@@ -174,11 +177,14 @@ def prepare(
 def load_problems(config: RunConfig) -> Problems:
     """Load and render everything that a run samples from. Raises ConfigError or DataError."""
     tokenizer = load_tokenizer(config.model)
-    if config.teacher is not None and load_tokenizer(config.of_reference.model).get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(
-            f"teacher.path = {config.teacher.path!r} has another vocabulary than model.path = {config.model.path!r} "
-            "and cannot score the policy's tokens; choose a teacher of the same family"
-        )
+    if config.teacher is not None:
+        with teacher_errors():
+            vocabulary = load_tokenizer(config.of_reference.model).get_vocab()
+        if vocabulary != tokenizer.get_vocab():
+            raise ConfigError(
+                f"teacher.path = {config.teacher.path!r} has another vocabulary than model.path = "
+                f"{config.model.path!r} and cannot score the policy's tokens; choose a teacher of the same family"
+            )
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
     evaluated = {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks}
@@ -191,31 +197,39 @@ def load_problems(config: RunConfig) -> Problems:
         data = without_contamination(load_prompts(config.data, config.seed), evaluated, config.data.contamination)
         data, prompts = fitting_prompts(config, data, tokenizer, template)
         if config.warm_start is not None:
-            taught, rows = supervised_rows(config, config.warm_start.data or config.data, tokenizer, evaluated)
+            taught, rows = warm_start_rows(config, config.warm_start, tokenizer, evaluated)
             left_out = {**taught.num_left_out, **data.num_left_out}
             data = replace(data, sha256={**taught.sha256, **data.sha256}, num_left_out=left_out)
-            check_shares(config.warm_start.data or config.data, rows.prompts, config.warm_start.rows_per_step)
     check_shares(config.data, prompts.prompts, config.rollout.prompts_per_step)
-    first, first_ids = prompts.prompts[0], prompts.token_ids[0]
+    first_ids = first_messages(config, tokenizer, prompts.prompts[0], template)
+    first_ids = prompts.token_ids[0] if first_ids is None else first_ids
+    return Problems(tokenizer, data, prompts, benchmarks, first_ids, rows)
+
+
+def first_messages(config: RunConfig, tokenizer: Any, first: Prompt, template: str) -> npt.NDArray[np.int32] | None:
+    """Begin an episode of a problem (`check_environment`): its first messages, rendered; None for a single turn.
+
+    Raises ConfigError, also for what the policy would not get right in any episode: tools without a parser, and
+    messages that the chat template refuses.
+    """
     start = EpisodeStart.of(first, template, config.seed)
     asked = check_environment(config.environment, start.problem, start.seed)
+    if asked is None:
+        return None
     if isinstance(asked, ChatRequest) and asked.tools and getattr(config.environment, "tool_parser", None) is None:
         raise ConfigError(
             "environment.tool_parser: the agent gives the policy tools, whose calls have to be parsed; set it to the "
             "model's format, such as hermes"
         )
-    if asked is not None:
-        try:
-            if isinstance(asked, ChatRequest):
-                first_ids = render_messages(asked.messages, tokenizer, asked.tools)
-            else:
-                first_ids = render_messages(conversation(first.history, asked.messages), tokenizer)
-        except Exception as error:  # a chat template may raise anything
-            raise ConfigError(
-                f"environment.name = {config.environment.name!r}: the chat template refuses the messages of problem "
-                f"{first.id} ({error}); change what reset returns or the agent sends, or data.system_prompt"
-            ) from None
-    return Problems(tokenizer, data, prompts, benchmarks, first_ids, rows)
+    try:
+        if isinstance(asked, ChatRequest):
+            return render_messages(asked.messages, tokenizer, asked.tools)
+        return render_messages(conversation(first.history, asked.messages), tokenizer)
+    except Exception as error:  # a chat template may raise anything
+        raise ConfigError(
+            f"environment.name = {config.environment.name!r}: the chat template refuses the messages of problem "
+            f"{first.id} ({error}); change what reset returns or the agent sends, or data.system_prompt"
+        ) from None
 
 
 def check_same_prompts(checkpoint: Checkpoint, config: RunConfig, problems: Problems) -> None:
@@ -284,6 +298,23 @@ def supervised_rows(
     dropped = {"data.max_prompt_tokens": prompts.num_too_long, "model.max_length": fitted.num_too_long}
     counted = {setting: number for setting, number in dropped.items() if number}
     return replace(rows, num_left_out={**rows.num_left_out, **counted}), fitted
+
+
+def warm_start_rows(
+    config: RunConfig, warm_start: WarmStartConfig, tokenizer: Any, evaluated: Mapping[str, Sequence[Prompt]]
+) -> tuple[PromptSet, TokenizedPrompts]:
+    """`supervised_rows` of a warm start; files and settings of data of its own are named apart from the run's."""
+    source = warm_start.data or config.data
+    try:
+        data, rows = supervised_rows(config, source, tokenizer, evaluated)
+        check_shares(source, rows.prompts, warm_start.rows_per_step, "warm_start.rows_per_step")
+    except DataError as error:
+        raise DataError(f"warm_start: {error}") from None
+    if warm_start.data is None:
+        return data, rows
+    hashes = {f"warm_start/{name}": sha256 for name, sha256 in data.sha256.items()}
+    left_out = {re.sub(r"^data\.", "warm_start.data.", setting): n for setting, n in data.num_left_out.items()}
+    return replace(data, sha256=hashes, num_left_out=left_out), rows
 
 
 def check_conversations(config: RunConfig, tokenizer: Any) -> None:

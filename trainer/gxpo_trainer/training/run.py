@@ -184,17 +184,19 @@ def _reserve(
 def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], None] = lambda line: None) -> None:
     """Record the first prompt, excluded training problems, and too few problems for a step. `say` prints the latter
     too, and what is done without a chat template."""
-    problems = prepared.problems
-    data, num_problems = problems.data, len(problems.prompts.prompts)
+    problems, config = prepared.problems, prepared.config
+    sizes = [(len(problems.prompts.prompts), config.rollout.prompts_per_step, "rollout.prompts_per_step")]
+    if config.warm_start is not None and problems.rows is not None:
+        sizes.append((len(problems.rows.prompts), config.warm_start.rows_per_step, "warm_start.rows_per_step"))
     if prepared.checkpoint is None:
         first, longest = next(problems.shown()), 10_000
         reporter.log_event("prompt", first if len(first) <= longest else f"{first[:longest]}…")
     if not getattr(problems.tokenizer, "chat_template", None):
         say(f"prompts are {rendering(problems.tokenizer)}")
-    if warning := few_problems(num_problems, prepared.config.rollout.prompts_per_step):
+    for warning in filter(None, (few_problems(*size) for size in sizes)):
         reporter.log_event("few_problems", warning)
         say(warning)
-    for setting, number in data.num_left_out.items():
+    for setting, number in problems.data.num_left_out.items():
         reporter.log_event("problems_left_out", f"{setting} excluded {number} training problems", setting=setting)
 
 

@@ -68,6 +68,12 @@ def test_a_submitted_run_prints_its_id_and_shows_as_it_was_sent(gxpo: Gxpo) -> N
     assert all(words in details for words in (run_id, "GXPO K=7", "0/40", "cancel"))
 
 
+def test_an_argument_that_is_not_utf_8_is_one_message_and_no_traceback(gxpo: Gxpo) -> None:
+    for command in (("submit", "--preset", "demo", "--tags", "caf\udce9"), ("show", "caf\udce9")):
+        assert "caf\\udce9" in (message := gxpo.error(2, *command)), command
+        assert "is not UTF-8" in message, command
+
+
 def test_files_that_are_here_travel_as_absolute_paths_and_one_key_makes_one_run(gxpo: Gxpo, tmp_path: Path) -> None:
     Path("mine.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
     Path("run.toml").write_text('[data]\nsource = "mine.jsonl"\n[evaluation]\nbenchmarks = ["mine.jsonl"]\n')
@@ -342,8 +348,11 @@ def test_the_first_token_of_a_service_is_made_in_its_database_once_it_is_migrate
     made = gxpo.json("token", "create", "first", "--role", "admin", "--database")
     with database.reading() as session:
         assert session.get_one(AccessToken, made["id"]).sha256 == hash_token(made["token"])
-    message = gxpo.error(2, "token", "create", "ada", "--days", 99999, "--database")
-    assert message == "gxpo: invalid values:\n  days: Input should be less than or equal to 36500\n"
+    for days in ("99999", "0", "inf", "nan", "x"):
+        with pytest.raises(SystemExit, match="2"):
+            gxpo("token", "create", "ada", "--days", days)
+        assert gxpo.printed().err.endswith(f"--days: {days}: must be a number above 0, at most 36500\n")
+    assert "name: String should have at least 1 character" in gxpo.error(2, "token", "create", "", "--database")
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
     assert "gxpo migrate" in gxpo.error(2, "token", "create", "first", "--database")
     monkeypatch.delenv("GXPO_DATABASE_URL")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections.abc import Callable
@@ -308,8 +309,24 @@ def test_a_sweep_as_a_heat_map(client: TestClient, sweep: str) -> None:
     assert cells[20, 0.1]["value"] is None
     assert (20, 0.5) not in cells
     reasons = [(run["name"], run["reason"]) for run in answer["left_out"]]
-    absent = "it has no value of learner.rule.k and learner.rule.alpha in the sweep"
-    assert reasons == [("control", absent), ("run", "it has no evaluation (yet)")]
+    assert reasons == [("control", "it is a learning-rate control"), ("run", "it has no evaluation (yet)")]
+
+
+def test_a_heat_map_leaves_out_controls_that_have_its_settings(client: TestClient, database: Database) -> None:
+    made = add_group(database)
+    rate = "learner.optimizer.learning_rate"
+    for rule, extra in ((GXPO, {}), (GRPO, {"learner.rule.name": "grpo", rate: 3.5e-5})):
+        for prompts, steps in itertools.product((4, 8), (10, 20)):
+            values = {"rollout.prompts_per_step": prompts, "budget.steps": steps, **extra, "seed": 0}
+            name = f"{rule['name']} {prompts} {steps}"
+            evaluated_run(database, config(rule, name=name), FASTER, group=made, values=values)
+    answer = client.get(f"/api/v1/groups/{made}/heatmap").json()
+    assert {answer["x"], answer["y"], *answer["settings"]} == {"rollout.prompts_per_step", "budget.steps"}
+    assert [cell["value"]["num"] for cell in answer["cells"]] == [1, 1, 1, 1]
+    assert answer["mixed"] == []
+    assert [(run["name"], run["reason"]) for run in answer["left_out"]] == [
+        (f"grpo {prompts} {steps}", "it is a learning-rate control") for prompts in (4, 8) for steps in (10, 20)
+    ]
 
 
 def test_a_group_that_varies_too_little_has_no_heat_map(client: TestClient, database: Database, sweep: str) -> None:
@@ -352,7 +369,8 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
 def trained(database: Database, rule: dict[str, Any], *scores: float | str, seed: int = 0, **more: Any) -> str:
     """A score before the first step and after each of three passes with GXPO, one with GRPO."""
     passes = 3 if rule["name"] == "gxpo" else 1
-    made = config(rule, seed, str(rule["name"]), rate=more.pop("rate", 1e-5))
+    settings = {"rate": more.pop("rate", 1e-5), **more.pop("settings", {})}
+    made = config(rule, seed, str(rule["name"]), **settings)
     steps: Any = {"reward/mean": 0.5} | more.pop("extra", {})
     run = add_run(database, made, **more)
     rows = []
@@ -377,7 +395,7 @@ def test_a_run_is_told_with_its_gate_its_scores_and_the_baseline_of_its_group(
     baseline = trained(database, GRPO, 0.1, 0.2, 0.3, 0.414, group=group, values=values)
     for strange in (
         {"rule": GRPO, "seed": 1, "values": {"seed": 1}},
-        {"rule": GRPO, "values": {"seed": 0, "data.source": "other"}},
+        {"rule": GRPO, "values": None, "settings": {"data": {"source": "other"}}},
         {"rule": {"name": "sfpo"}, "values": {"seed": 0}},
     ):
         trained(database, strange.pop("rule"), 0.1, 0.9, 0.9, 0.9, group=group, **strange)
@@ -394,6 +412,15 @@ def test_a_run_is_told_with_its_gate_its_scores_and_the_baseline_of_its_group(
     ]
     assert told["parts"][3]["runs"] == [run, baseline]
     assert "comparison" not in [part["topic"] for part in headline(client, baseline)["parts"]]
+
+
+def test_the_runs_of_a_demo_are_compared_with_each_other(client: TestClient, database: Database) -> None:
+    """Rule, learning rate and schedule of evaluation differ, and each run's machine may."""
+    group = add_group(database)
+    evaluated = {"evaluation": {"every_steps": 15}, "placement": {"learner_cpus": 0.5}}
+    trained(database, GRPO, 0.1, 0.2, 0.3, 0.3, group=group, rate=3e-5, settings=evaluated)
+    run = trained(database, GXPO, 0.1, 0.4, group=group, settings={"evaluation": {"every_steps": 5}})
+    assert headline(client, run)["parts"][-1]["text"] == "This is 10.0 points above GRPO with the same seed."
 
 
 def test_a_control_with_another_learning_rate_is_a_baseline_too(client: TestClient, database: Database) -> None:

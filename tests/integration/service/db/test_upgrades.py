@@ -223,6 +223,34 @@ def test_a_back_up_made_under_writes_is_consistent_and_restores_in_another_home(
             assert client.post("/api/v1/runs", json={"preset": "demo"}).status_code == 201
 
 
+def test_a_database_is_neither_backed_up_nor_restored_onto_itself(
+    service_home: ServiceSettings, tmp_path: Path
+) -> None:
+    file, link = service_home.home / "gxpo.sqlite", tmp_path / "link.sqlite"
+    link.symlink_to(file)
+    before, inode = rows_of(service_home.url), file.stat().st_ino
+    for other in (file, link):
+        with pytest.raises(ConfigError, match=f"{other} is the service's database itself; name another file"):
+            back_up(service_home.url, other)
+        with pytest.raises(ConfigError, match=f"{other} is the service's database itself; name another file"):
+            restore(service_home.url, other)
+    assert (rows_of(service_home.url), file.stat().st_ino, link.is_symlink()) == (before, inode, True)
+
+
+def test_a_restore_reports_a_reader_of_a_database_without_write_ahead_log(
+    service_home: ServiceSettings, tmp_path: Path
+) -> None:
+    file = tmp_path / "copy.sqlite"
+    back_up(service_home.url, file)
+    restore(service_home.url, file)
+    with closing(sqlite3.connect(service_home.home / "gxpo.sqlite", isolation_level=None)) as reader:
+        reader.execute("PRAGMA journal_mode=DELETE")
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM runs").fetchall()
+        with pytest.raises(ConfigError, match="is in use"):
+            restore(service_home.url, file)
+
+
 @pytest.mark.parametrize("damage", [(0, b"garbage "), (100, b"\xff" * 40), (0, b"\0" * 4096)])
 def test_a_damaged_database_is_moved_aside_by_a_restore(
     damage: tuple[int, bytes],

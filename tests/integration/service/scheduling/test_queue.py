@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, func, insert, select
+from sqlalchemy import ColumnElement, event, func, insert, select
+from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 from support.scheduling import Cluster
 from support.service_processes import SCHEDULER, until
@@ -21,9 +22,10 @@ from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import IdempotencyKey, Run, Sample
 from gxpo_services.run_states import RunState
+from gxpo_services.runs import lifecycle
 from gxpo_services.runs.schemas import CloneRequest
-from gxpo_services.scheduling import scheduler as module
-from gxpo_services.scheduling.decisions import OVERSIZED_S
+from gxpo_services.scheduling import leases, scheduler as module
+from gxpo_services.scheduling.decisions import OVERSIZED_S, Candidate
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
@@ -87,6 +89,33 @@ def test_a_submitter_has_no_more_than_their_share_of_executing_runs(cluster: Clu
     cluster.move(first, S.FAILED)
     scheduler.tick()
     assert cluster.launcher.submitted[-1].id == f"{second}-1"
+
+
+@pytest.mark.parametrize("too_large", [False, True])
+def test_a_run_that_is_cancelled_while_the_queue_is_read_is_passed_over(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, too_large: bool
+) -> None:
+    """PostgreSQL lets others write between the statements of a claim; here the claim itself does it."""
+    cluster.launcher.capacity = (2.0, 0.0)
+    cancelled = cluster.add_run(cpus=3.0 if too_large else 1.0, config=EXPLICIT, queued_at=0.0)
+    scheduler = cluster.scheduler(max_concurrent_runs=1)
+    if too_large:
+        scheduler.tick()
+        cluster.clock.passes(OVERSIZED_S)
+    other, real = cluster.add_run(queued_at=1.0), leases.candidates
+
+    def candidates(session: Session, condition: ColumnElement[bool]) -> list[Candidate]:
+        listed = real(session, condition)
+        run = session.scalar(select(Run).where(Run.id == cancelled, Run.state == S.QUEUED))
+        if run is not None:
+            lifecycle.move(session, run, S.CANCELLED, actor="tests", message="")
+            session.expunge(run)
+        return listed
+
+    monkeypatch.setattr(leases, "candidates", candidates)
+    scheduler.tick()
+    scheduler.tick()
+    assert (cluster.get(cancelled).state, cluster.get(other).state) == (S.CANCELLED, S.STARTING)
 
 
 @pytest.mark.parametrize("blind", ["at its limit", "without launcher", "suspended"])

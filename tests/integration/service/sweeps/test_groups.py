@@ -416,6 +416,19 @@ def test_a_study_that_is_cancelled_while_its_next_runs_are_queued_is_cancelled_w
     assert (by_state, queued(database)) == ({"succeeded": 2, "cancelled": 2}, [])
 
 
+def test_a_study_goes_on_when_all_its_ended_runs_are_deleted(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    group = client.post(f"{API}/studies", json=BODY).json()["group"]["id"]
+    end_all(database, {"grpo": 0.0, "gxpo": 0.0}, RunState.FAILED, reason="training_error")
+    scheduler.tick()
+    assert queued(database) == []
+    for run in client.get(f"{API}/groups/{group}").json()["runs"]:
+        assert client.delete(f"{API}/runs/{run['id']}").status_code == 204
+    scheduler.tick()
+    assert queued(database) == ["ladder grpo 1e-05 7", "ladder gxpo 1e-05 7"]
+
+
 def test_a_bad_study_is_refused_and_queues_nothing(client: TestClient, database: Database) -> None:
     arms, ladder = STUDY["arms"], STUDY["ladder"]
     # The floats end at 1.8e308.

@@ -21,12 +21,14 @@ from gxpo_services.compare.headline import (
     state_sentence,
 )
 from gxpo_services.compare.schemas import compared_group, curve_view, gate_view
+from gxpo_services.local.demo import TASKS
 from gxpo_services.outputs.metrics import Summary
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Progress, RunView
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.compare.groups import compare_groups
-from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.seeds import SeedGroup, condition_settings
+from gxpo_trainer.config.io import load_preset
 
 
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
@@ -150,6 +152,14 @@ def test_a_run_is_compared_with_its_best_baseline_at_equal_passes() -> None:
         assert comparison_sentence(own, {"a": ("GRPO", other)}) == ("", "")
     assert comparison_sentence(curve([0, 90], [0.1, 0.9]), {"a": ("GRPO", short)}) == ("", ""), "its start alone"
     assert comparison_sentence(own, {}) == comparison_sentence(None, {"a": ("GRPO", short)}) == ("", "")
+
+
+def test_the_runs_of_each_demo_are_comparable() -> None:
+    """Their rules, learning rates and schedules of evaluation differ."""
+    for task in TASKS.values():
+        first, *others = (condition_settings(load_preset(name).model_dump(mode="json")) for name in task.presets)
+        assert all(other == first for other in others), task.title
+        assert "data.source" in first
 
 
 def test_no_signal_is_told_while_the_latest_step_has_none() -> None:

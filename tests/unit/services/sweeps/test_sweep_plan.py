@@ -66,6 +66,27 @@ def test_the_control_is_grpo_at_the_longer_step_once_a_product_of_alpha_and_k() 
     assert controls[0].values.keys() == {"learner.rule.name", "learner.optimizer.learning_rate", "seed"}
 
 
+def test_a_control_has_the_settings_of_the_sweep_that_are_not_of_the_rule() -> None:
+    grid = {"rollout.samples_per_prompt": [4, 8], "learner.rule.alpha": [0.5]}
+    runs = sweep({"config": {"learner": {"optimizer": {"learning_rate": 1e-5}}}}, grid=grid, control=True)
+    # αK + 1 = 3.5
+    rule = {"learner.rule.name": "grpo", "learner.optimizer.learning_rate": pytest.approx(3.5e-5, rel=1e-12)}
+    assert [run.values for run in runs[2:]] == [
+        {"rollout.samples_per_prompt": samples, **rule, "seed": 0} for samples in (4, 8)
+    ]
+    assert [run.config.rollout.samples_per_prompt for run in runs[2:]] == [4, 8]
+    assert len({run.config.name for run in runs}) == 4
+
+
+def test_the_rules_of_a_grid_have_each_config_once_with_the_settings_of_their_rule() -> None:
+    runs = sweep(preset="rules", grid={"learner.rule.k": [3, 5]})
+    # K = 3 with GRPO, SFPO and GXPO, K = 5 with the latter two, and two controls.
+    assert [(run.config.learner.rule.name, run.values.get("learner.rule.k")) for run in runs] == [
+        *(("grpo", None), ("sfpo", 3), ("gxpo", 3), ("sfpo", 5), ("gxpo", 5), ("grpo", None), ("grpo", None))
+    ]
+    assert "contains a duplicate" in errors_of(preset="rules", grid={"name": ["a", "b"]})["grid"]
+
+
 def test_a_grid_may_hold_whole_rules_words_lists_and_nothing() -> None:
     grid = {"learner.rule.name": ["grpo", "sfpo"], "data.levels": [[3, 4], None], "data.split": ["a\n'\"b"]}
     runs = sweep(grid=grid)
