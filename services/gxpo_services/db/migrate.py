@@ -120,7 +120,9 @@ def restore(url: str, backup: Path) -> Path | None:
     """
     target = _file_of(url, must_exist=False)
     revision, newest = _check(backup), newest_revision()
+    aside = target.with_name(f"{target.name}.damaged")
     _need_another(backup, target)
+    _need_another(backup, aside, "has the name that a damaged database gets; rename it first")
     if revision > newest:
         raise DataError(
             f"{backup} was made by a newer version of gxpo: its schema is {revision}, this version's {newest}; "
@@ -134,7 +136,7 @@ def restore(url: str, backup: Path) -> Path | None:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            damaged = target.with_name(f"{target.name}.damaged")
+            damaged = aside
             for suffix in ("", "-wal", "-shm"):  # SQLite would apply the latter to the new file
                 with suppress(FileNotFoundError):
                     Path(f"{target}{suffix}").replace(f"{damaged}{suffix}")
@@ -161,10 +163,10 @@ def _overwrite(target: Path, backup: Path) -> None:
         copy.backup(database)
 
 
-def _need_another(file: Path, database: Path) -> None:
+def _need_another(file: Path, other: Path, why: str = "is the service's database itself; name another file") -> None:
     with suppress(OSError):  # one of them does not exist
-        if file.samefile(database):
-            raise ConfigError(f"{file} is the service's database itself; name another file")
+        if file.samefile(other):
+            raise ConfigError(f"{file} {why}")
 
 
 def _file_of(url: str, *, must_exist: bool = True) -> Path:

@@ -235,6 +235,10 @@ def test_a_database_is_neither_backed_up_nor_restored_onto_itself(
         with pytest.raises(ConfigError, match=f"{other} is the service's database itself; name another file"):
             restore(service_home.url, other)
     assert (rows_of(service_home.url), file.stat().st_ino, link.is_symlink()) == (before, inode, True)
+    kept = file.with_name("gxpo.sqlite.damaged")
+    back_up(service_home.url, kept)
+    with pytest.raises(ConfigError, match=f"{kept} has the name that a damaged database gets; rename it first"):
+        restore(service_home.url, kept)
 
 
 def test_a_restore_reports_a_reader_of_a_database_without_write_ahead_log(
