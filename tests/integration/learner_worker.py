@@ -61,7 +61,8 @@ def make_batch(*, without_gradient: bool = False) -> StepBatch:
 
 def make_config(folder: str, **learner: Any) -> RunConfig:
     """A run on the tiny model; `learner` overrides settings of that part, `teacher` names a model to distil."""
-    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "epsilon": 1e-6}
+    epsilon = learner.pop("epsilon", 1e-6)
+    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "epsilon": epsilon}
     body = {"token_budget": 24, "loss": {"kl_beta": 0.05}, "optimizer": optimizer, **learner}
     model = {"path": folder, "max_length": 64, "gradient_checkpointing": bool(body.pop("checkpointing", False))}
     rollout = {"max_new_tokens": TOKEN_LIMIT, "temperature": 0.8, "async_depth": body.pop("async_depth", 0)}
