@@ -386,3 +386,30 @@ def test_tokens_or_their_point() -> None:
         saved = [np.log(np.divide(costs(base, target), costs(arm, target))) for target in targets]
         cells = [*map(ratio_text, saved), bracket((plateau[arm] - plateau[base]).to_numpy())]
         assert f"| {words} | {' | '.join(cells)} |" in page, f"| {words} | {' | '.join(cells)} |"
+
+
+def test_the_sweep() -> None:
+    """The table of docs/algorithms/candidates.md on K, α, τ and the rate. A gate that has fired makes steps cheaper, so
+    arms are evaluated after different passes."""
+    page = (ROOT / "docs" / "algorithms" / "candidates.md").read_text(encoding="utf-8")
+    folder = ROOT / "studies" / "sweep-skill"
+    body = json.loads((folder / "study.json").read_text(encoding="utf-8"))["study"]
+    data = pd.read_parquet(folder / "evaluations.parquet")
+    data = data[data.stage == "report"].sort_values("step")
+    base, bound = body["baseline"], body["backward_passes"]
+    costs = [*body["compare_at"], bound]
+
+    def of(arm: str) -> list[pd.DataFrame]:
+        return [data[(data.arm == arm) & (data.seed == seed)] for seed in body["seeds"]]
+
+    plateau, at = {}, {}
+    for arm in body["arms"]:
+        last = [run[run.backward_passes >= (1 - body["analysis"]["plateau"]) * bound] for run in of(arm)]
+        plateau[arm] = np.array([run.accuracy.mean() for run in last])
+        at[arm] = [np.mean([np.interp(cost, run.backward_passes, run.accuracy) for run in of(arm)]) for cost in costs]
+    difference = {arm: plateau[arm] - plateau[base] for arm in body["arms"] if arm != base}
+    adjusted = holm({arm: stats.ttest_1samp(d, 0).pvalue for arm, d in difference.items()})
+    for arm, about in body["arms"].items():
+        gain = [bracket(difference[arm]), p_text(adjusted[arm])] if arm != base else ["–", "–"]
+        row = [about["label"], *(f"{100 * accuracy:.1f}%" for accuracy in at[arm]), *gain]
+        assert f"| {' | '.join(row)} |" in page, row
