@@ -28,7 +28,10 @@ def main() -> int:
         print(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(ALL)}", file=sys.stderr)
         return 2
     for name in wanted:
-        importlib.import_module(f"benchmarks.{name}").main()
+        try:
+            importlib.import_module(f"benchmarks.{name}").main()
+        except SystemExit as missing:
+            print(f"{name}: {missing}", file=sys.stderr)
     return 0
 
 

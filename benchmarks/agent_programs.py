@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -24,6 +25,12 @@ Messages = list[Any]
 STRAY = "import time; time.sleep(4321)"
 FAILING = {"hang", "die", "kill themselves", "use another key", "leave a stream", "exhaust memory", "ask nothing"}
 KINDS = (*sorted(FAILING), "leave a child", "flood", "ask for 10^9 tokens", *["behave"] * 10)
+
+
+def strays() -> int:
+    """Number of children that episodes left and that run on."""
+    found = subprocess.run(["pgrep", "-fc", re.escape(STRAY)], capture_output=True, text=True, check=False)
+    return int(found.stdout)
 
 
 def _post(body: dict[str, Any], key: str | None = None) -> Any:

@@ -188,7 +188,6 @@ def faults(folder: Path) -> None:
     without = [row for row in samples["faulty"] if row["reward"] is None]
     calm = [row for row in samples["faulty"] if row["end"] == "done" and row["turns"]]
     same = [row["response"] == alone[row["step"], row["group"], row["sample"]]["response"] for row in calm]
-    strays = subprocess.run(["pgrep", "-fc", agent_programs.STRAY], capture_output=True, text=True, check=False)
     figures = [
         single("episodes", drawn.total()),
         *(single(f"episodes that {kind}", number) for kind, number in sorted(drawn.items())),
@@ -203,7 +202,7 @@ def faults(folder: Path) -> None:
         ),
         single("undisturbed episodes", len(calm)),
         single("of these, other tokens than without faults", len(same) - sum(same), at_most=0),
-        single("processes left", int(strays.stdout or 0), at_most=0),
+        single("processes left", agent_programs.strays(), at_most=0),
     ]
     save("agents_faults", figures, {"failing": sorted(agent_programs.FAILING)})
 

@@ -30,10 +30,10 @@ from gxpo_services.local.ray_head import free_port
 from gxpo_services.local.supervisor import PROBE_EVERY_S
 from gxpo_services.run_states import EXECUTING
 from gxpo_trainer.rollout.environments import PROBE_INTERVAL_S, PROBE_LIMIT_S
-from gxpo_trainer.runtime.locks import process_start
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.postgres import PostgresServer
+from support.service_processes import trainers
 
 LEASE_S, ROUND_S, HEARTBEAT_S, STOP_WAIT_S, DATABASE_S = 5, 1, 30, 2, 15
 SERVICE = {
@@ -263,7 +263,8 @@ class Faults:
         left_out = besides and besides.removesuffix(_WHILE)
         names = [name for name in self._shares if name.removesuffix(_WHILE) != left_out]
         (name,) = self._chance.choices(names, weights=[self._shares[name][0] for name in names])
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # its victim has just ended
+        # Its victim has just ended, or the database is frozen.
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, psycopg.OperationalError):
             return self._shares[name][1](name)
         return None
 
@@ -530,16 +531,6 @@ class Faults:
     def _is_ready(self) -> bool:
         answer = self._answer("/health/ready")
         return answer is not None and answer.status_code == 200
-
-
-def trainers(artifacts: Path) -> dict[int, str]:
-    """Pid → run of the running trainers, from the lock files of the runs' folders."""
-    running = {}
-    for lock in artifacts.glob("*/.lock"):
-        words = lock.read_text(encoding="utf-8").split()
-        if len(words) == 2 and process_start(int(words[0])) == int(words[1]):
-            running[int(words[0])] = lock.parent.name
-    return running
 
 
 def cut_after(path: Path, step: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.measure import Figure, save
+from benchmarks.measure import mean, save
 from gxpo_trainer.compare.intervals import Floats
 from gxpo_trainer.data.benchmarks import HELD_OUT_SEED
 from gxpo_trainer.data.word_problems import generate
@@ -66,13 +66,6 @@ def graded(model: Any, tokenizer: Any, problems: list[Prompt], samples: int, **m
     return np.array(correct, dtype=np.float64).reshape(len(problems), samples)
 
 
-def mean_of(name: str, per_problem: Floats, goal: str | None = None, met: bool | None = None) -> Figure:
-    """Mean of a value of each problem with a bootstrap interval over problems."""
-    draws = np.random.default_rng(0).choice(per_problem, (2000, len(per_problem))).mean(axis=1)
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return Figure(name, float(per_problem.mean()), float(low), float(high), "", goal, met)
-
-
 def main() -> None:
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 512
     tokenizer = AutoTokenizer.from_pretrained(STARTER_FOLDER)
@@ -83,7 +76,7 @@ def main() -> None:
     for forbidden, answers in ((None, "all answers"), (hasty, "hasty ones forbidden")):
         for temperature, samples, name in ((1.0, SAMPLES, "sampled"), (0.0, 1, "greedy")):
             correct = graded(model, tokenizer, problems, samples, temperature=temperature, forbidden=forbidden)
-            figures.append(mean_of(f"untrained, {answers}, {name}", correct.mean(axis=1)))
+            figures.append(mean(f"untrained, {answers}, {name}", correct.mean(axis=1)))
     save("first_token", figures, {"problems": number, "samples": SAMPLES, "forbidden": tokenizer.decode([hasty])})
 
 

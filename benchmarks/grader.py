@@ -27,6 +27,7 @@ from gxpo_trainer.grading.pool import VerifierPool
 
 SETS = ("math500", "amc23", "aime24", "minerva_math", "olympiadbench", "gsm8k_test", "math_train", "gsm8k_train")
 SLICES = 10
+DATA = Path(__file__).resolve().parents[1] / "../shared/data"
 
 Pair = tuple[str, str]
 
@@ -101,8 +102,10 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--peer-pairs", type=int, default=2_000)
     parser.add_argument("--response-chars", type=int, default=0, help="characters of reasoning before each answer")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[1] / "../shared/data")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with a file SET.jsonl of each set")
     chosen = parser.parse_args(argv)
+    if missing := [name for name in SETS if not (chosen.data / f"{name}.jsonl").is_file()]:
+        raise SystemExit(f"nothing is measured: no data in {chosen.data} for {', '.join(missing)}; set --data")
     logging.disable(logging.WARNING)
     mix = make_mix(chosen.data, chosen.pairs, chosen.response_chars)
     settings = {name: value for name, value in vars(chosen).items() if name != "data"}

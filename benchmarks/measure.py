@@ -1,4 +1,4 @@
-"""Medians with intervals, ratios of medians, and where results are kept."""
+"""Means and medians with intervals, ratios of medians, and where results are kept."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured value with its 95 % bootstrap interval. goal: what was asked for, None for information."""
+    """A measured value. low, high: its 95 % bootstrap interval, None for fewer than three values. goal: what was asked
+    for, None for information."""
 
     name: str
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     unit: str
     goal: str | None = None
     met: bool | None = None
@@ -31,7 +32,13 @@ class Figure:
     def line(self) -> str:
         mark = "" if self.met is None else ("  met" if self.met else "  MISSED")
         goal = f"  goal {self.goal}" if self.goal else ""
-        return f"  {self.name}: {self.value:.4g} {self.unit} [{self.low:.4g}, {self.high:.4g}]{goal}{mark}"
+        interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
+        return f"  {self.name}: {self.value:.4g} {self.unit}{interval}{goal}{mark}"
+
+
+def mean(name: str, values: list[float] | np.ndarray, unit: str = "", *, at_least: float | None = None) -> Figure:
+    """The mean of values with its bootstrap interval."""
+    return _figure(name, float(np.mean(values)), _resample(values, 0).mean(axis=1), unit, None, at_least)
 
 
 def median(
@@ -64,7 +71,7 @@ def deviation(name: str, predicted: float, values: list[float], *, at_most: floa
 
 def single(name: str, value: float, unit: str = "", *, at_most: float | None = None) -> Figure:
     """A value that is measured once."""
-    return _figure(name, value, np.array([value]), unit, at_most, None)
+    return _figure(name, value, np.array([np.nan]), unit, at_most, None)
 
 
 def save(name: str, figures: list[Figure], settings: dict[str, Any]) -> Path:
@@ -88,16 +95,19 @@ def save(name: str, figures: list[Figure], settings: dict[str, Any]) -> Path:
 def _figure(
     name: str, value: float, draws: np.ndarray, unit: str, at_most: float | None, at_least: float | None
 ) -> Figure:
-    low, high = np.percentile(draws, [2.5, 97.5])
+    low, high = (None if np.isnan(bound) else float(bound) for bound in np.percentile(draws, [2.5, 97.5]))
     if at_most is not None:
-        return Figure(name, value, float(low), float(high), unit, f"≤ {at_most:g}", value <= at_most)
+        return Figure(name, value, low, high, unit, f"≤ {at_most:g}", value <= at_most)
     if at_least is not None:
-        return Figure(name, value, float(low), float(high), unit, f"≥ {at_least:g}", value >= at_least)
-    return Figure(name, value, float(low), float(high), unit)
+        return Figure(name, value, low, high, unit, f"≥ {at_least:g}", value >= at_least)
+    return Figure(name, value, low, high, unit)
 
 
-def _resample(values: list[float], seed: int) -> np.ndarray:
+def _resample(values: list[float] | np.ndarray, seed: int) -> np.ndarray:
+    """2000 draws of as many values; NaN for fewer than three, which have no interval."""
     data = np.asarray(values, dtype=np.float64)
+    if len(data) < 3:
+        return np.full((2000, 1), np.nan)
     rng = np.random.default_rng(seed)
     return data[rng.integers(0, len(data), size=(2000, len(data)))]
 

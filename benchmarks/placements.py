@@ -149,7 +149,7 @@ def _measure(name: str, out: Path) -> list[Figure]:
     return [
         *figures,
         *_figures(killed_name, out.with_name("killed"), len(killed)),
-        Figure(f"{killed_name}: steps with other prompts or tokens", wrong, wrong, wrong, "", "0", wrong == 0),
+        Figure(f"{killed_name}: steps with other prompts or tokens", wrong, None, None, "", "0", wrong == 0),
     ]
 
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from benchmarks.measure import Figure, save
+from benchmarks.measure import save, single
 from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.config.engines import LOGITS_CHUNK, logits_chunk
 from gxpo_trainer.learner.logprobs import PolicyModule
@@ -118,7 +118,7 @@ def main() -> None:
                 f"{1e3 * kernels.seconds[part]:.0f}" for part in ("head", "attention", "matrices", "element-wise")
             )
             print(f"| {size} | {case} | {1e3 * total:.0f} | {parts} | {share:.0%} |")
-            figures.append(Figure(f"{size}: {case}", 1e3 * total, 1e3 * total, 1e3 * total, "ms, calculated"))
+            figures.append(single(f"{size}: {case}", 1e3 * total, "ms, calculated"))
     save("roofline", figures, {"device": device.name, "tokens": ROWS * WIDTH})
 
 

@@ -93,7 +93,10 @@ def main() -> None:
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        rows = {name: run_ours(STARTER_FOLDER, WORK, root / name, RULES[name]) for name in ("grpo", "gxpo")}
+        rows = {
+            name: run_ours(equal_work(STARTER_FOLDER, WORK, name, RULES[name]), root / name)
+            for name in ("grpo", "gxpo")
+        }
         update = update_seconds()
         steps = [row["time/step_s"] for row in rows["grpo"]]
         sync = [row["time/sync_s"] / row["time/step_s"] for row in rows["grpo"]]

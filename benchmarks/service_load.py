@@ -36,7 +36,7 @@ import psutil
 from sqlalchemy import select
 
 from benchmarks.measure import Figure, save, single
-from benchmarks.service import NAMES, TOTALS, Api, serving
+from benchmarks.service import LISTS, NAMES, TOTALS, Api, serving
 from benchmarks.service_data import add_runs, settle
 from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.auth import tokens
@@ -53,15 +53,7 @@ SAMPLE_S = 2.0
 GIVE_UP_S = 60.0
 """Wait for the last answers at the end."""
 EVENT_EVERY = 4
-LISTS: list[dict[str, Any]] = [
-    {},
-    {"state": "running"},
-    {"state": ["queued", "failed"], "rule": "sfpo"},
-    {"tag": "t3"},
-    {"text": "run 77"},
-    {"sort": "score_best", "rule": "gxpo"},
-    {"sort": "metric:reward/mean", "state": "running"},
-]
+QUERIES = [*LISTS, {"sort": "metric:reward/mean", "state": "running"}]
 
 
 class Client:
@@ -187,10 +179,10 @@ class Trainer:
 
 async def view(client: Client, measured: Measured, end: float, list_s: float) -> None:
     await asyncio.sleep(random.random() * list_s)
-    number = random.randrange(len(LISTS))
+    number = random.randrange(len(QUERIES))
     while (begin := time.monotonic()) < end:
         number += 1
-        query = urlencode({"limit": 50, **LISTS[number % len(LISTS)]}, doseq=True)
+        query = urlencode({"limit": 50, **QUERIES[number % len(QUERIES)]}, doseq=True)
         try:
             async with asyncio.timeout(30.0):
                 status, _ = await client.ask("GET", f"/api/v1/runs?{query}")

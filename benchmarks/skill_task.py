@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.first_token import graded, mean_of
-from benchmarks.measure import Figure, save, single
+from benchmarks.first_token import graded
+from benchmarks.measure import Figure, mean, save, single
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import HELD_OUT_SEED
 from gxpo_trainer.data.word_problems import generate
@@ -52,9 +52,9 @@ def mode_figures(model: Any, tokenizer: Any, prompts: list[Prompt]) -> list[Figu
     own = graded(model, tokenizer, prompts, SAMPLES)
     spread = own.max(axis=1) - own.mean(axis=1)
     figures = [
-        mean_of("untrained, pass@1", own.mean(axis=1)),
-        mean_of(f"untrained, pass@{SAMPLES}", own.max(axis=1)),
-        mean_of(f"pass@{SAMPLES} − pass@1", spread, "≥ 0.3", bool(spread.mean() >= 0.3)),
+        mean("untrained, pass@1", own.mean(axis=1)),
+        mean(f"untrained, pass@{SAMPLES}", own.max(axis=1)),
+        mean(f"pass@{SAMPLES} − pass@1", spread, at_least=0.3),
     ]
     frequent = frequent_tokens(model, tokenizer, [prompt.text for prompt in prompts[:64]])
     modes: list[dict[str, Any]] = [{"forbidden": token} for token in frequent] + [{"forced": text} for text in FORCED]
@@ -62,13 +62,13 @@ def mode_figures(model: Any, tokenizer: Any, prompts: list[Prompt]) -> list[Figu
     for mode in modes:
         gain = graded(model, tokenizer, prompts, SAMPLES, **mode).mean(axis=1) - own.mean(axis=1)
         ((kind, what),) = mode.items()
-        gains.append(mean_of(f"gain, {kind} {tokenizer.decode([what]) if kind == 'forbidden' else what!r}", gain))
+        gains.append(mean(f"gain, {kind} {tokenizer.decode([what]) if kind == 'forbidden' else what!r}", gain))
     best = max(gains, key=lambda figure: figure.value)
     met = best.value < 0.02
     figures += [*gains, Figure(f"best mode: {best.name}", best.value, best.low, best.high, "", "< 0.02", met)]
     for temperature, samples in ((0.5, SAMPLES), (0.0, 1)):
         colder = graded(model, tokenizer, prompts, samples, temperature=temperature).mean(axis=1)
-        figures.append(mean_of(f"gain, temperature {temperature:g}", colder - own.mean(axis=1)))
+        figures.append(mean(f"gain, temperature {temperature:g}", colder - own.mean(axis=1)))
     return figures
 
 
@@ -104,7 +104,7 @@ def main() -> None:
         config = RunConfig()
         trained = generate("train", config.data.num_problems, config.seed, ("long",))
         supervised(model, tokenizer, trained, args.supervised_steps)
-        reached = mean_of(
+        reached = mean(
             f"supervised, {args.supervised_steps} batches of {BATCH}",
             graded(model, tokenizer, held_out, SAMPLES).mean(axis=1),
         )
@@ -116,7 +116,7 @@ def main() -> None:
             low, high = scores["pass@1/ci_low"], scores["pass@1/ci_high"]
             figures.append(Figure(f"run, {passes:g} passes", scores["pass@1"], low, high, ""))
         above = ceiling - scores["pass@1"]
-        figures.append(Figure("supervised − run's last", above, np.nan, np.nan, "", "≥ 0.1", bool(above >= 0.1)))
+        figures.append(Figure("supervised − run's last", above, None, None, "", "≥ 0.1", bool(above >= 0.1)))
         figures.append(single("run, training time with sampling", row["training_s"] / 60, "min", at_most=12))
     save("skill_task", figures, {"problems": args.problems, "samples": SAMPLES, "supervised_batch": BATCH})
 

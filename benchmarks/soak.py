@@ -46,7 +46,6 @@ from benchmarks.faults import (
     Faults,
     RewardServer,
     judged,
-    trainers,
 )
 from benchmarks.monitoring import Prometheus
 from benchmarks.up_process import UpProcess
@@ -57,7 +56,8 @@ from gxpo_trainer.jsonl import decode_number
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from support.postgres import PostgresServer, find_programs
+from support.postgres import NOT_INSTALLED, PostgresServer, find_programs
+from support.service_processes import trainers
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "soak"
 ENDED = ("succeeded", "failed", "cancelled")
@@ -140,7 +140,7 @@ class Soak:
         self._reported_at = self._begun
         programs = find_programs()
         if programs is None:
-            raise SystemExit("PostgreSQL's server programs (initdb, postgres) are not installed")
+            raise SystemExit(NOT_INSTALLED)
         with ExitStack() as stack:
             postgres = PostgresServer(programs)
             stack.callback(postgres.close)

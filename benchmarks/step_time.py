@@ -4,6 +4,7 @@ supervised fine-tuning against its SFTTrainer on the same rows.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,10 +15,12 @@ from typing import Any
 
 from benchmarks.measure import median, ratio, save
 from benchmarks.policies import ten_million, three_million
+from benchmarks.trl_peer import spread
 from gxpo_trainer.config import DataConfig, ModelConfig, RunConfig
-from gxpo_trainer.config.tasks import TEMPLATES
+from gxpo_trainer.config.tasks import TEMPLATES, RewardConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, tokenize_completions, tokenize_prompts
 from gxpo_trainer.data.word_problems import generate
+from gxpo_trainer.grading.rewards import RewardInput
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_tokenizer
 from gxpo_trainer.reporting.reading import read_metrics
 from gxpo_trainer.training.run import train_run
@@ -46,18 +49,18 @@ def equal_work(policy: Path, work: dict[str, Any], name: str, rule: dict[str, An
     )
 
 
-def run_ours(policy: Path, work: dict[str, Any], out: Path, rule: dict[str, Any]) -> list[dict[str, float]]:
-    """Metrics of each counted step of a run of the product at the given work."""
-    train_run(equal_work(policy, work, out.name, rule), out)
-    return [row["metrics"] for row in read_metrics(out) if row["step"] > WARM_UP and "time/step_s" in row["metrics"]]
+class Spread:
+    """`spread` as a reward component."""
+
+    def __call__(self, sample: RewardInput) -> float:
+        return spread(sample.response)
 
 
-def run_trl(policy: Path, work: dict[str, Any], out: Path) -> list[float]:
-    """Seconds of each counted step of the peer, run in a separate process."""
-    problems = [
-        {"prompt": [{"role": "user", "content": item.text}], "gold": item.gold} for item in generate("train", 4096, 0)
-    ]
-    return time_trl({**work, "policy": str(policy), "problems": problems}, out)
+def run_ours(config: RunConfig, out: Path) -> list[dict[str, float]]:
+    """Metrics of each counted step of a run of the product; `step_s`: from the end of the step before to its own."""
+    train_run(config, out)
+    rows = [row for row in read_metrics(out) if "time/step_s" in row["metrics"]][WARM_UP - 1 :]
+    return [{**row["metrics"], "step_s": row["time"] - last["time"]} for last, row in itertools.pairwise(rows)]
 
 
 def time_trl(settings: dict[str, Any], out: Path) -> list[float]:
@@ -72,26 +75,45 @@ def time_trl(settings: dict[str, Any], out: Path) -> list[float]:
     return seconds[WARM_UP:]
 
 
-def compare(name: str, policy: Path, work: dict[str, Any], goal: float, rounds: int, root: Path) -> None:
-    """Run gxpo and the peer alternately, `rounds` times; report the ratio of the median step times."""
+def compare(
+    name: str, config: RunConfig, peer: dict[str, Any], goal: float, rounds: int, root: Path, work: dict[str, Any]
+) -> None:
+    """Run gxpo and the peer alternately, `rounds` times; report the ratio of the median step times. peer: settings of
+    trl_peer.py."""
     ours: list[float] = []
-    peer: list[float] = []
+    theirs: list[float] = []
+    equal: list[float] = []
     for number in range(rounds):
-        rows = run_ours(policy, work, root / f"{name}-{number}", {"name": "grpo"})
-        ours += [row["time/step_s"] for row in rows]
-        peer += run_trl(policy, work, root / f"{name}-trl-{number}")
+        rows = run_ours(config, root / f"{name}-{number}")
+        ours += [row["step_s"] for row in rows]
+        equal += [row.get("reward/zero_variance_fraction", 0.0) for row in rows]
+        theirs += time_trl({**peer, "steps": config.budget.steps}, root / f"{name}-trl-{number}")
     figures = [
         median("gxpo step", ours, "s"),
-        median("TRL step", peer, "s"),
-        ratio("gxpo / TRL", ours, peer, at_most=goal),
+        median("TRL step", theirs, "s"),
+        ratio("gxpo / TRL", ours, theirs, at_most=goal),
+        median("groups without a gradient, which gxpo's backward pass leaves out", equal, "of 1"),
     ]
-    save(
-        name, figures, {**work, "rounds": rounds, "warm_up_steps": WARM_UP, "peer": "trl GRPOTrainer, see trl_peer.py"}
-    )
+    save(name, figures, {**work, "rounds": rounds, "warm_up_steps": WARM_UP, "peer": "see trl_peer.py"})
+
+
+def compare_grpo(
+    name: str, policy: Path, work: dict[str, Any], goal: float, rounds: int, root: Path, *, random: bool
+) -> None:
+    """Steps of GRPO. random: the policy's weights are, so that both sides are rewarded by `spread`."""
+    config = equal_work(policy, work, name, {"name": "grpo"})
+    if random:
+        verifier = config.verifier.model_copy(update={"rewards": (RewardConfig(name="benchmarks.step_time:Spread"),)})
+        config = config.model_copy(update={"verifier": verifier})
+    problems = [
+        {"prompt": [{"role": "user", "content": item.text}], "gold": item.gold} for item in generate("train", 4096, 0)
+    ]
+    peer = {**work, "policy": str(policy), "problems": problems, "spread": random}
+    compare(name, config, peer, goal, rounds, root, work)
 
 
 def compare_supervised(num_rows: int, steps: int, goal: float, rounds: int, root: Path) -> None:
-    """The same of steps on all of so many worked answers, so that each step of either side has the same tokens."""
+    """Supervised steps on all of so many worked answers, so that each step of either side has the same tokens."""
     rows = tokenized_rows(num_rows)
     pairs = list(zip(rows.token_ids, rows.completion_ids, strict=True))
     tokenized = [
@@ -103,20 +125,9 @@ def compare_supervised(num_rows: int, steps: int, goal: float, rounds: int, root
     data = config.data.model_copy(update={"num_problems": num_rows})
     model = config.model.model_copy(update={"max_length": 1024})
     config = config.model_copy(update={"rollout": rollout, "data": data, "model": model})
-    ours: list[float] = []
-    peer: list[float] = []
-    for number in range(rounds):
-        train_run(config, root / f"sft-{number}")
-        ours += [row["metrics"]["time/step_s"] for row in read_metrics(root / f"sft-{number}") if row["step"] > WARM_UP]
-        settings = {"policy": str(STARTER_FOLDER), "rows": tokenized, "steps": steps}
-        peer += time_trl(settings, root / f"sft-trl-{number}")
-    figures = [
-        median("gxpo supervised step", ours, "s"),
-        median("TRL supervised step", peer, "s"),
-        ratio("gxpo / TRL", ours, peer, at_most=goal),
-    ]
     tokens = sum(len(row["input_ids"]) for row in tokenized)
-    save("step_time_sft", figures, {"rows": num_rows, "tokens": tokens, "steps": steps, "peer": "trl SFTTrainer"})
+    about = {"rows": num_rows, "tokens": tokens, "steps": steps}
+    compare("step_time_sft", config, {"policy": str(STARTER_FOLDER), "rows": tokenized}, goal, rounds, root, about)
 
 
 def tokenized_rows(num_rows: int) -> TokenizedPrompts:
@@ -130,11 +141,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         small = {"prompts": 64, "group": 8, "new_tokens": 48, "steps": 10}
-        compare("step_time_starter", STARTER_FOLDER, small, 0.75, 2, root)
+        compare_grpo("step_time_starter", STARTER_FOLDER, small, 0.75, 2, root, random=False)
         medium = {"prompts": 24, "group": 12, "new_tokens": 96, "steps": 6}
-        compare("step_time_3m", three_million(root / "policy-3m"), medium, 0.5, 1, root)
+        compare_grpo("step_time_3m", three_million(root / "policy-3m"), medium, 0.5, 1, root, random=True)
         large = {"prompts": 32, "group": 8, "new_tokens": 256, "steps": 4}
-        compare("step_time_10m", ten_million(root / "policy-10m"), large, 0.3, 1, root)
+        compare_grpo("step_time_10m", ten_million(root / "policy-10m"), large, 0.3, 1, root, random=True)
         compare_supervised(256, 12, 0.8, 2, root)
 
 

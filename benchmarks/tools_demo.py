@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import Figure, save
+from benchmarks.measure import Figure, mean, save
 from gxpo_trainer.compare.intervals import Floats
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
@@ -59,20 +60,13 @@ def scores(out: Path) -> tuple[Floats, Floats]:
 
 def accuracies(name: str, before: Floats, after: Floats, least: float = GAIN) -> list[Figure]:
     """The gain, paired by problem, and both accuracies."""
-    gain = after - before
-    low, high = _interval(gain)
-    met = bool(gain.mean() >= least and low > 0)
+    gain = mean(f"{name}: gain", after - before, at_least=least)
+    met = bool(gain.met and gain.low is not None and gain.low > 0)
     return [
-        Figure(f"{name}: gain", float(gain.mean()), low, high, "", f"≥ {least:g}, interval above 0", met),
-        Figure(f"{name}: accuracy before", float(before.mean()), *_interval(before), ""),
-        Figure(f"{name}: accuracy after", float(after.mean()), *_interval(after), ""),
+        replace(gain, goal=f"{gain.goal}, interval above 0", met=met),
+        mean(f"{name}: accuracy before", before),
+        mean(f"{name}: accuracy after", after),
     ]
-
-
-def _interval(values: Floats) -> tuple[float, float]:
-    draws = np.random.default_rng(0).integers(0, len(values), size=(5000, len(values)))
-    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _tool_use(name: str, out: Path) -> list[Figure]:
@@ -90,7 +84,7 @@ def _tool_use(name: str, out: Path) -> list[Figure]:
 
 
 def _plain(name: str, value: float, met: bool | None = None) -> Figure:
-    return Figure(name, value, value, value, "", None if met is None else "above the first", met)
+    return Figure(name, value, None, None, "", None if met is None else "above the first", met)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,12 @@ from pathlib import Path
 from typing import Any
 
 
+def spread(text: str) -> float:
+    """A reward that differs within groups whatever the policy: one of random weights has no right answers, and gxpo
+    leaves out the backward pass of a group of equal rewards, which the peer computes."""
+    return len(text) % 8 / 7
+
+
 def main(settings_file: str, out_file: str) -> None:
     """Train `steps` steps; write seconds and completion tokens of each."""
     settings = json.loads(Path(settings_file).read_text(encoding="utf-8"))
@@ -44,8 +50,10 @@ def main(settings_file: str, out_file: str) -> None:
         def on_train_end(self, *args: Any, **kwargs: Any) -> None:
             marks.append(time.perf_counter())
 
-    def correct(completions: list[Any], gold: list[str], **_: Any) -> list[float | None]:
+    def reward(completions: list[Any], gold: list[str], **_: Any) -> list[float | None]:
         texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
+        if settings["spread"]:
+            return [*map(spread, texts)]
         return [verify(g, text).reward or 0.0 for g, text in zip(gold, texts, strict=True)]
 
     common: dict[str, Any] = {
@@ -75,7 +83,7 @@ def main(settings_file: str, out_file: str) -> None:
     else:
         trainer = GRPOTrainer(
             model=model,
-            reward_funcs=correct,
+            reward_funcs=reward,
             args=GRPOConfig(
                 **common,
                 num_generations=settings["group"],

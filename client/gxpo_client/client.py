@@ -58,6 +58,10 @@ PREFIX = "/api/v1"
 PAGE = 200
 FRESH_S = 1.0
 _DOWNLOAD_S = 600.0
+_PAGE_S, _OFFLINE_S = 8.0, 1.0
+"""Time-outs of a read through a cache; the second one while the service does not respond."""
+_COMPUTED = ("compare", "heatmap")
+"""Last parts of paths whose answers take longer."""
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")  # as the service's (api/idempotency.py)
 Json = dict[str, Any]
 K = TypeVar("K")
@@ -138,7 +142,10 @@ class Client:
             return known
         try:
             headers = {"If-None-Match": tag} if tag else {}
-            response = self.request("GET", path, *parts, params=params, headers=headers)
+            timeout: Any = _OFFLINE_S if cache.offline else _PAGE_S
+            if [path, *parts][-1].endswith(_COMPUTED):
+                timeout = httpx.USE_CLIENT_DEFAULT
+            response = self.request("GET", path, *parts, params=params, headers=headers, timeout=timeout)
         except ServiceUnavailable as error:
             cache.offline |= error.status != httpx.codes.SERVICE_UNAVAILABLE  # of this request alone, perhaps
             if key in cache.answers:

@@ -6,7 +6,10 @@
 
 const CHART = "[data-testid=stVegaLiteChart] svg.marks";
 const NEAR_PX = 4; // from the line to a point that belongs to it
-const NUMBER = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const NUMBER = new Intl.NumberFormat(
+  "en", { maximumSignificantDigits: 4, maximumFractionDigits: 0, roundingPriority: "morePrecision" },
+);
+const UNITS = /** @type {Record<string, number>} */ ({ "%": 100, k: 1e-3, M: 1e-6, G: 1e-9, T: 1e-12 });
 let frame = 0;
 
 /** @param {Element} root @param {string} selector @returns {any[]} */
@@ -18,6 +21,13 @@ function draw(parent, tag, attributes, text = "") {
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.textContent = text;
   return parent.appendChild(made);
+}
+
+/** How the y-axis writes a value: in the unit of its last tick. @param {Element} svg */
+function writer(svg) {
+  const ticks = items(svg, "[aria-label^='Y-axis titled'] .role-axis-label text");
+  const [unit] = / ?[%kMGT]?B?$/.exec(ticks.at(-1)?.text ?? "") ?? [""];
+  return (/** @type {number} */ y) => NUMBER.format(y * (UNITS[unit.trim()[0]] ?? 1)) + unit;
 }
 
 /** The plot of a chart, in pixels from its own corner; null if its x-axis has no two ticks. @param {Element} svg */
@@ -57,9 +67,10 @@ function show(chart, clientX) {
     if (svg === chart) continue; // Vega shows its own
     const words = { "font-size": 11, fill: "currentColor", stroke: "Canvas", "stroke-width": 3, "paint-order": "stroke" };
     const anchor = at > 0.8 * plot.box.width ? { dx: -7, "text-anchor": "end" } : { dx: 7 };
+    const write = writer(svg);
     for (const point of plot.points.filter((point) => Math.abs(point.x - at) < NEAR_PX)) {
       draw(group, "circle", { cx: point.x, cy: point.y, r: 4, fill: point.fill ?? "currentColor" });
-      draw(group, "text", { x: point.x, y: point.y - 4, ...anchor, ...words }, NUMBER.format(point.datum.y));
+      draw(group, "text", { x: point.x, y: point.y - 4, ...anchor, ...words }, write(point.datum.y));
     }
   }
 }

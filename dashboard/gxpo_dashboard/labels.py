@@ -75,15 +75,18 @@ _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _MOST_COMPARED = 300
 """Words, blanks and marks of two texts whose differences are looked for. The time grows with the third power of their
 number where they repeat themselves, and no other page is drawn meanwhile."""
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:<>=^])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:<>=^&])")
+_TYPESET = re.compile(r"(?<!\S)(?:<->|->|<-|--|>=|<=|~=)(?!\S)")
+"""What Streamlit replaces with a symbol, such as an arrow."""
 
 
 def plain(text: object) -> str:
     """Untrusted text, escaped for Markdown, on one line."""
     words = " ".join(str(text).split())
-    # URLs become links even when escaped; a word joiner prevents it.
+    # URLs become links, and marks become symbols, even when escaped; a word joiner prevents it.
     for mark in ("://", "www.", "@"):
         words = words.replace(mark, f"{mark[:-1]}\u2060{mark[-1]}" if len(mark) > 1 else f"{mark}\u2060")
+    words = _TYPESET.sub(lambda match: f"{match[0][0]}\u2060{match[0][1:]}", words)
     return _SPECIAL.sub(r"\\\1", words)
 
 

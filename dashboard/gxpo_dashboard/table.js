@@ -42,7 +42,7 @@ const CONTENT = /** @type {Record<string, (value: any) => (Node | string)[]>} */
   progress: (percent) => [
     element("progress", { max: 100, value: percent, ariaLabel: "Progress" }), `${Math.round(percent)}%`,
   ],
-  picture: (address) => (address ? [element("img", { src: address, alt: "" })] : []),
+  picture: (shown) => (shown ? [element("img", { src: shown[0], alt: shown[1] })] : []),
   time: (seconds) => (seconds === null ? ["–"] : [time(seconds)]),
 });
 

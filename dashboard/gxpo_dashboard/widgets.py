@@ -130,8 +130,8 @@ def chart(chart: Chart, scope: str) -> None:
         if zoomable and (ends := event.selection.get(BRUSH, {}).get("x")):
             permalinks.zoom(*ends)
             st.rerun()
-        if chart.thinned:
-            st.caption(chart.thinning)
+        if chart.processing:
+            st.caption(chart.processing)
         drawer = st.expander("Data", key=f"{key}-data", on_change="rerun", icon=":material/table:")
         if drawer.open:
             with drawer:
@@ -163,16 +163,16 @@ _FRAME = {
 }
 
 
-def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False, colors: Sequence[str] = ()) -> None:
-    """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened.
-    colors: of a dot before each row."""
+def text_table(frame: pd.DataFrame, title: str, *, colors: Sequence[str] = ()) -> None:
+    """A table of escaped text in a card; a long one is collapsed and built when it is opened. colors: of a dot before
+    each row."""
     with st.container(border=True):
         st.markdown(f"##### {plain(title)}")
         if frame.empty:
             st.caption("No rows yet.")
             return
         drawer = None
-        if closed or len(frame) > _LONG_TABLE:
+        if len(frame) > _LONG_TABLE:
             drawer = st.expander(number_of(len(frame), "row"), key=f"table-{title}", on_change="rerun")
         if drawer is None or drawer.open:
             with drawer or nullcontext():

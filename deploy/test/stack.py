@@ -30,8 +30,11 @@ class Failed(Exception):
 
 
 def run(*words: str, check: bool = True, quiet: bool = False, **options: Any) -> str:
-    """Standard output of a command. Raises Failed with the end of its output."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    """Standard output of a command. Raises Failed with the end of its output, or after `timeout`."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"`{' '.join(words[:6])}`: not within {error.timeout:g} s") from error
     if check and done.returncode:
         output = "" if quiet else f": {(done.stdout + done.stderr)[-3000:]}"
         raise Failed(f"`{' '.join(words[:6])}` ended with {done.returncode}{output}")
@@ -58,8 +61,9 @@ class Cluster:
         plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
         self.command = ["docker", "compose"] if plugin.returncode == 0 else ["docker-compose"]
 
-    def compose(self, *words: str, check: bool = True) -> str:
-        return run(*self.command, "-p", self.project, *words, check=check, cwd=self.folder, env=self.env)
+    def compose(self, *words: str, check: bool = True, timeout: float | None = None) -> str:
+        words = (*self.command, "-p", self.project, *words)
+        return run(*words, check=check, cwd=self.folder, env=self.env, timeout=timeout)
 
     def containers(self, service: str | None = None) -> list[dict[str, Any]]:
         """What `docker inspect` reports of the project's containers, or of those of one service."""

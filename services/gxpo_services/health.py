@@ -26,12 +26,14 @@ _SCHEDULER_COUNTERS = {
 router = APIRouter(tags=["health"])
 
 
+@router.head("/health/live", include_in_schema=False)
 @router.get("/health/live", summary="Liveness")
 async def live() -> dict[str, str]:
     """Succeeds as long as the process responds."""
     return {"status": "alive"}
 
 
+@router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready", summary="Readiness", responses=responses(503))
 def ready(database: DatabaseDep, _: ProbeTurn) -> dict[str, str]:
     """Whether the database is reachable and has this version's schema, or a later one."""

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gxpo_client.client import is_http, is_loopback, is_loopback_host
 from gxpo_trainer.config.base import STOP_WAIT_S
+from gxpo_trainer.config.messages import phrase
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named
 from gxpo_trainer.plugins import ALLOWLIST, ALLOWLIST_OF_KIND
@@ -107,6 +108,14 @@ class ServiceSettings(BaseSettings):
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str | None) -> str | None:
+        kind, _, driver = (value or "sqlite").partition(":")[0].partition("+")
+        if driver not in {"sqlite": ("", "pysqlite"), "postgresql": ("", "psycopg")}.get(kind, ()):
+            raise ValueError("must begin with sqlite:/// or postgresql+psycopg://")  # the rest may hold a password
+        return value
+
     @field_validator("model_roots", "data_roots")
     @classmethod
     def _absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -198,18 +207,24 @@ def read_settings(**given: Any) -> ServiceSettings:
     try:
         return ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        lines = [
-            f"  GXPO_{'_'.join(str(p) for p in e['loc']).upper()}: {e['msg'].removeprefix('Value error, ')}"
-            for e in error.errors()
-        ]
+        lines = [f"  GXPO_{'_'.join(str(p) for p in e['loc']).upper()}: {phrase(e)}" for e in error.errors()]
         raise ConfigError("\n".join(["invalid service settings:", *lines])) from None
 
 
 def make_home(settings: ServiceSettings) -> None:
-    """Create the home with mode 0700, or make it so: it holds tokens and the database. Raises ConfigError."""
+    """Create the home with mode 0700, or make it so: it holds tokens and the database.
+
+    Raises ConfigError, also for a folder with other files that others may use.
+    """
+    home = settings.home
     try:
-        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if settings.home.stat().st_mode & 0o077:
-            settings.home.chmod(0o700)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if home.stat().st_mode & 0o077:
+            names = {entry.name for entry in home.iterdir()}
+            names.discard("artifacts")  # of an API that came first
+            if names and names.isdisjoint(("gxpo.sqlite", "token", "scheduler-round")):  # no home
+                fix = f"choose an empty folder, or run `chmod 700 {home}`"
+                raise ConfigError(f"GXPO_HOME = {home} is open to other accounts and holds other files; {fix}")
+            home.chmod(0o700)
     except OSError as error:
-        raise ConfigError(f"cannot create the home {settings.home} ({error.strerror}); check --home") from None
+        raise ConfigError(f"cannot create the home {home} ({error.strerror}); check --home") from None

@@ -31,9 +31,9 @@ def test_any_metric_is_searched_for_smoothed_and_drawn_on_a_logarithmic_axis(sit
     # Each value is 0.9 of the average so far and 0.1 of its own.
     assert smooth[1][2] == pytest.approx(0.9 * raw[0][2] + 0.1 * raw[1][2])
     assert page.chart("update-norm", "view.scale('y').type") == "linear"
-    page.click(page.one(".st-key-in_log label"))
+    page.click(page.one(".st-key-in_logarithmic label"))
     page.wait(lambda: page.chart("update-norm", "view.scale('y').type") == "log", "the logarithmic axis")
-    assert page.query["log"] == ["1"]
+    assert page.query["logarithmic"] == ["1"]
     assert page.query["smooth"] == ["0.9"]
 
 
@@ -205,7 +205,7 @@ def _grpo(points: list[list[object]]) -> str:
 
 CROSSHAIR = """
 return [...document.querySelectorAll('.crosshair')].map(group => {
-  const [line] = group.children, texts = [...group.querySelectorAll('text')].map(text => +text.textContent);
+  const [line] = group.children, texts = [...group.querySelectorAll('text')].map(text => text.textContent);
   return [group.closest('[class*="st-key-"]').className, +line.getAttribute('x1'), texts];
 });
 """
@@ -213,11 +213,13 @@ return [...document.querySelectorAll('.crosshair')].map(group => {
 
 def test_one_crosshair_marks_the_step_under_the_pointer_in_all_charts_of_the_view(site: Site, page: Page) -> None:
     page.open("run", run=site.recorded["demo"])
-    keys = "-reward", "gate-z", "budget"
+    keys = "-reward", "gate-z", "budget", "accuracy-pass"
     rows = {key: page.wait(lambda key=key: page.chart(key, ROWS), key) for key in keys}  # type: ignore[misc]
-    page.point_at("-reward", 300, 140)
+    evaluated = rows["accuracy-pass"][-1][1]
+    page.point_at("-reward", page.chart("-reward", f"view.origin()[0] + view.scale('x')({evaluated})"), 140)
     drawn = page.wait(lambda: page.script(CROSSHAIR), "the crosshair")
-    marked = {key: (x, texts) for key in keys for name, x, texts in drawn if key in name}
+    # Of charts of several scores the first one, as above.
+    marked = {key: (x, texts) for key in keys for name, x, texts in reversed(drawn) if key in name}
     (step,) = {round(page.chart(key, f"view.scale('x').invert({x})"), 3) for key, (x, _) in marked.items()}
     assert step in {x for _, x, _ in rows["-reward"]}
     assert marked.keys() == set(keys)
@@ -225,7 +227,9 @@ def test_one_crosshair_marks_the_step_under_the_pointer_in_all_charts_of_the_vie
     for key in keys[1:]:
         values = {y for _, x, y in rows[key] if x == step and y is not None}
         assert values
-        assert sorted(marked[key][1]) == pytest.approx(sorted(values), rel=1e-3), key
+        unit, scale = ("%", 100) if key == "accuracy-pass" else ("", 1)
+        texts = [text.removesuffix(unit).replace(",", "") for text in marked[key][1]]
+        assert sorted(map(float, texts)) == pytest.approx(sorted(scale * y for y in values), rel=1e-3), key
     page.keys().move_to_element(page.one("h1")).perform()
     page.wait(lambda: not page.script(CROSSHAIR), "no crosshair away from the charts")
 

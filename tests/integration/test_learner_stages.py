@@ -10,9 +10,11 @@ import json
 import math
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,9 @@ ONE_RANK = ("one-pass", "packed", "no-grad", "stale-mini", "distilled", "supervi
 BASELINES = ((1, "bf16-1"), (1, "bf16-written-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
 """What the short tier needs besides."""
 
+
+RANKS_S = 500.0
+"""Less than the time limit of a test, which would end the whole process without the logs of the ranks."""
 
 LONG = pytest.mark.long("further ZeRO stages and ranks")
 
@@ -345,12 +350,29 @@ def run_ranks(
             subprocess.Popen([*command, str(rank)], env=environment, stdout=log, stderr=subprocess.STDOUT)
             for rank, log in enumerate(logs)
         ]
-        codes = [process.wait(timeout=900) for process in ranks]
+        codes = wait_for_ranks(ranks)
     for log in logs:
         log.close()
     text = "\n".join((out / f"rank{rank}.log").read_text()[-4000:] for rank in range(world_size))
     assert codes == [0] * world_size, text
     return out
+
+
+def wait_for_ranks(ranks: Sequence[subprocess.Popen[Any]], limit_s: float = RANKS_S) -> list[int | None]:
+    """Exit codes of all. When one fails, which the others would wait for, or after the limit, all are killed."""
+    end = time.monotonic() + limit_s
+    while None in (codes := [process.poll() for process in ranks]):
+        if any(codes) or time.monotonic() > end:
+            for process in ranks:
+                process.kill()
+        time.sleep(0.1)
+    return codes
+
+
+def test_ranks_are_killed_when_one_fails_and_after_the_limit() -> None:
+    for others, limit_s in ((["false"], RANKS_S), ([], 0.0)):
+        ranks = [subprocess.Popen(words) for words in (["sleep", "900"], *([word] for word in others))]
+        assert wait_for_ranks(ranks, limit_s) == [-signal.SIGKILL, 1][: len(ranks)]
 
 
 def relative_error(

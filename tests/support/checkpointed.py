@@ -15,7 +15,7 @@ def save_checkpoint(prepared: Prepared) -> None:
     """Write run.json and the checkpoint of step 1, with the data cursor that the run would have at its start."""
     config, problems = prepared.config, prepared.problems
     with RunReporter(prepared.out_dir) as reporter:
-        files = problems.training_sha256
+        files = prepared.training_sha256
         reporter.write_identity(run_identity(config, data_sha256=files, policy_sha256=prepared.policy_sha256))
         runtime = build_runtime(
             config,

@@ -46,8 +46,7 @@ class ServiceProcesses:
     def __init__(self, environment: Mapping[str, str], scheduler: Sequence[str], logs: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        api = ["-m", "uvicorn", "--factory", "gxpo_services.app:create_app", "--port", str(self.port)]
-        self._commands = {"api": api, "scheduler": list(scheduler)}
+        self._commands = {"api": ["-m", "gxpo_trainer.cli", "serve"], "scheduler": list(scheduler)}
         self._environment = {**os.environ, **environment, "GXPO_PORT": str(self.port)}
         self._logs = logs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -113,14 +112,14 @@ class PatientClient:
         return answers[-1]
 
 
-def trainers(artifacts: Path) -> list[int]:
-    """Pids of the trainers that live, by the locks of their folders."""
-    pids = []
+def trainers(artifacts: Path) -> dict[int, str]:
+    """Pid → run of the running trainers, from the lock files of the runs' folders."""
+    running = {}
     for lock in sorted(artifacts.glob("*/.lock")):
         words = lock.read_text(encoding="utf-8").split()
         if len(words) == 2 and process_start(int(words[0])) == int(words[1]):
-            pids.append(int(words[0]))
-    return pids
+            running[int(words[0])] = lock.parent.name
+    return running
 
 
 def kill_trainer(pid: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import lzma
 import re
@@ -53,24 +54,26 @@ def test_every_service_is_guarded_and_bounded_and_only_two_publish_a_port_on_loo
         assert service["mem_limit"], name
         assert service["pids_limit"] > 0, name
         assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}, name
-    other_host = yaml.safe_load((ROOT / "deploy/ray-cluster/worker.yml").read_text())["services"]["ray-worker"]
-    here = services["ray-worker"]
-    assert set(here) - set(other_host) == {"build", "depends_on"}, "a worker of another host is bounded as well"
-    same = (
-        "init",
-        "read_only",
-        "cap_drop",
-        "security_opt",
-        "restart",
-        "mem_limit",
-        "pids_limit",
-        "logging",
-        "shm_size",
-    )
-    assert {name: other_host[name] for name in same} == {name: here[name] for name in same}
     ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert set(ports) == {"api", "dashboard"}
     assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for published in ports.values() for port in published)
+
+
+@pytest.mark.parametrize("name", ["ray-worker", "ray-worker-gpu"])
+def test_a_worker_of_another_host_is_that_of_this_one_except_for_its_volumes(
+    services: dict[str, Any], name: str
+) -> None:
+    here = {key: value for key, value in services[name].items() if key not in ("build", "depends_on")}
+    there = yaml.safe_load((ROOT / "deploy/ray-cluster/worker.yml").read_text())["services"][name]
+    targets = [[volume.partition(":/")[2] for volume in worker.pop("volumes")] for worker in (here, there)]
+    assert here == there
+    assert targets[0] == targets[1]
+
+
+def test_a_ray_node_can_load_what_is_compiled_in_its_temporary_folders(services: dict[str, Any]) -> None:
+    for name in ("ray-head", "ray-worker", "ray-worker-gpu"):
+        for folder, options in (mount.split(":") for mount in services[name]["tmpfs"]):
+            assert "exec" in options.split(","), f"{name}: Docker mounts {folder} noexec by default"
 
 
 def test_a_stop_leaves_trainers_time_for_a_checkpoint_and_the_service_to_report_to(services: dict[str, Any]) -> None:
@@ -240,6 +243,56 @@ def test_curl_commands_of_the_dashboard_name_the_published_port_or_the_external_
     assert (service_url(), service_url(external=True)) == ("http://api:8000", "http://127.0.0.1:9000")
     monkeypatch.setenv("GXPO_EXTERNAL_URL", "https://gxpo.example/")
     assert service_url(external=True) == "https://gxpo.example"
+
+
+# The checks of deploy/test, with answers of their own in Docker's place.
+
+
+@pytest.fixture
+def docker_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A `Test` of deploy/test/compose_test.py, whose `compose` runs the program `docker-compose` of this folder."""
+    monkeypatch.syspath_prepend(ROOT / "deploy/test")
+    module = importlib.import_module("compose_test")
+    test = module.Test(module.Report(None), tmp_path, {})
+    test.cluster.command = [str(tmp_path / "docker-compose")]
+    return test
+
+
+def test_a_port_that_nobody_published_fails_the_exposure(docker_test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {docker_test.api_port, docker_test.dashboard_port}
+    bindings = {str(port): [{"HostPort": str(port), "HostIp": "127.0.0.1"}] for port in wanted}
+    monkeypatch.setattr(docker_test.cluster, "containers", lambda: [{"NetworkSettings": {"Ports": bindings}}])
+    docker_test.before = {22}
+    module = sys.modules["compose_test"]
+    for name in ("isolation", "users", "secrets"):
+        monkeypatch.setattr(module.exposure, name, lambda *_: "")
+    monkeypatch.setattr(module, "listening", lambda _: {22, *wanted})
+    docker_test.exposure()
+    monkeypatch.setattr(module, "listening", lambda _: {22, 6379, *wanted})
+    with pytest.raises(module.Failed, match="6379"):
+        docker_test.exposure()
+
+
+def test_an_upgrade_needs_the_new_api_to_refuse_the_old_schema_and_to_say_so(
+    docker_test: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = sys.modules["compose_test"]
+    program = tmp_path / "docker-compose"
+
+    def api(script: str) -> None:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    api("echo 'gxpo: the database is not at this version'\\''s schema; run `gxpo migrate`' >&2; exit 2")
+    docker_test.check_refusal()
+    for other in ("true", "echo 'gxpo: cannot use the database' >&2; exit 2"):
+        api(other)
+        with pytest.raises(module.Failed):
+            docker_test.check_refusal()
+    monkeypatch.setattr(module, "REFUSAL_S", 0.1)
+    api("exec sleep 600")
+    with pytest.raises(module.Failed, match="not within"):
+        docker_test.check_refusal()
 
 
 KUBERNETES = "1.34"

@@ -1,17 +1,25 @@
-"""What the soak does to files and clocks, and how it judges."""
+"""What the soak does to files and clocks, and how it judges; what the other benchmarks count and say."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.postgres import NOT_INSTALLED
 
+import benchmarks.__main__ as all_benchmarks
+from benchmarks import agent_programs, grader, service
 from benchmarks.async_simulation import Measured, Simulation
-from benchmarks.faults import Clock, Fault, cut_after
+from benchmarks.faults import Clock, Fault, Faults, cut_after
+from benchmarks.measure import mean, median, ratio, single
 from benchmarks.soak import allowed_s, report
 
 
@@ -53,6 +61,17 @@ def test_two_faults_at_a_time_have_the_time_of_both_and_silence_counts_again() -
     assert allowed_s(moved, killed) is None
 
 
+def test_a_fault_finds_no_victim_while_the_database_does_not_answer() -> None:
+    running = SimpleNamespace(is_running=lambda: True, poll=lambda: None)
+    with socket.socket() as closed:  # does not listen
+        closed.bind(("127.0.0.1", 0))
+        faults = object.__new__(Faults)
+        faults._second, faults._chance = SimpleNamespace(process=running), random.Random(0)
+        faults._database = f"postgresql://gxpo@127.0.0.1:{closed.getsockname()[1]}/gxpo"
+        faults._shares = {"database connections cut": (1, faults._cut_connections)}
+        assert faults.inject() is None
+
+
 def test_parts_add_up() -> None:
     first = {
         "minutes": 20.4,
@@ -76,6 +95,50 @@ def test_parts_add_up() -> None:
         ["3", "9.5", "12.0", "60", "api", "killed"],
         ["1", "–", "clock", "moved"],
     ]
+
+
+# The other benchmarks.
+
+
+def test_a_child_that_an_episode_left_is_counted() -> None:
+    before = agent_programs.strays()
+    with subprocess.Popen([sys.executable, "-c", agent_programs.STRAY]) as stray:
+        try:
+            assert agent_programs.strays() == before + 1
+        finally:
+            stray.kill()
+
+
+def test_what_cannot_be_measured_is_said_and_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    measured = []
+    monkeypatch.setattr(grader, "DATA", tmp_path / "none")
+    monkeypatch.setattr(service, "find_programs", lambda: None)
+    monkeypatch.setitem(sys.modules, "benchmarks.rules", SimpleNamespace(main=lambda: measured.append("rules")))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "grader", "service_load", "rules"])
+    assert all_benchmarks.main() == 0
+    no_data, no_programs = capsys.readouterr().err.splitlines()
+    assert no_data.startswith(f"grader: nothing is measured: no data in {tmp_path / 'none'} for math500, ")
+    assert no_programs == f"service_load: nothing is measured: {NOT_INSTALLED}"
+    assert measured == ["rules"]
+
+
+def test_an_interval_needs_three_values() -> None:
+    assert single("s", 2.0, "s").line() == "  s: 2 s"
+    assert median("m", [2.0, 2.0], "s", at_most=3).line() == "  m: 2 s  goal ≤ 3  met"
+    assert median("m", [2.0] * 3, "s").line() == "  m: 2 s [2, 2]"
+    assert ratio("r", [4.0] * 3, [2.0]).line() == "  r: 2 ×"
+    assert mean("a", [1.0, 1.0, 4.0], "s", at_least=3).line().startswith("  a: 2 s [1, ")
+
+
+def test_the_documentation_has_the_sum_of_all_parts() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((docs / "soak").glob("*.json"))]
+    text = (docs / "soak.txt").read_text(encoding="utf-8")
+    assert len(parts) >= 4
+    assert text == report(parts)
+    assert text.splitlines()[0] in (docs / "benchmarks.md").read_text(encoding="utf-8")
 
 
 # The simulation of utilization, against cases worked by hand.

@@ -163,8 +163,9 @@ def register_config(subparsers: Subparsers) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--preset", metavar="NAME", help="print this preset; --list-presets names them")
     what.add_argument("--file", metavar="FILE", type=Path, help="print this run file with all defaults filled in")
-    what.add_argument("--check", metavar="FILE", type=Path, help="check this run file; exit code 0 or 2")
-    shown = "print the first prompts of this run file as the policy sees them"
+    checked = "check this run file; exit code 0 or 2; repeatable"
+    what.add_argument("--check", metavar="FILE", type=Path, action="append", help=checked)
+    shown = "print the first prompts of this run file as the policy sees them, and the first completion"
     what.add_argument("--show-prompt", metavar="FILE", type=Path, help=shown)
     what.add_argument("--schema", action="store_true", help="print the JSON schema of all settings")
     what.add_argument("--list-presets", action="store_true", help="print the names of the presets")
@@ -182,20 +183,25 @@ def run_config(args: argparse.Namespace) -> int:
 
         print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
     elif args.check is not None:
-        config = config_io.load_run(args.check, args.set, runs_here=True)
-        found = check_files(config, gpus=_gpus_here(config))
-        found.refuse()
-        bounds = [f"{name} {value}" for name, value in config.budget.bounds.items()]
-        print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
-        print("".join(f"  {note}\n" for note in found.notes), end="")
+        for file in args.check:
+            config = config_io.load_run(file, args.set, runs_here=True)
+            found = check_files(config, gpus=_gpus_here(config))
+            found.refuse()
+            bounds = [f"{name} {value}" for name, value in config.budget.bounds.items()]
+            print(f"{file}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
+            print("".join(f"  {note}\n" for note in found.notes), end="")
     elif args.show_prompt is not None:
         from gxpo_trainer.training.prepare import load_problems
 
         config = config_io.load_run(args.show_prompt, args.set, runs_here=True)
         print("\n\n".join(load_problems(config).shown()))
-        print(f"\nreward: {'only a box counts as answer' if config.trains_on_boxes else 'any stated answer counts'}")
+        if config.rollout.source != "dataset":
+            counts = "only a box counts as answer" if config.trains_on_boxes else "any stated answer counts"
+            print(f"\nreward: {counts}")
     else:
-        load, what = (config_io.load_preset, args.preset) if args.preset else (config_io.load_run, args.file)
+        load, what = (
+            (config_io.load_preset, args.preset) if args.preset is not None else (config_io.load_run, args.file)
+        )
         config = load(what, args.set)
         print(config_io.to_toml(config, _comments(config)), end="")
     return 0
@@ -305,7 +311,7 @@ def register_eval(subparsers: Subparsers) -> None:
     parser.add_argument("--benchmark", metavar="NAMES", required=True, type=names, help=benchmarks)
     parser.add_argument("--samples", metavar="N", type=positive, default=16, help="responses per problem; default 16")
     parser.add_argument("--problems", metavar="N", type=positive, help="use the first N problems of each benchmark")
-    limit = "longest response; default 3072, for an embedded policy 48 or 80"
+    limit = "longest response; default 3072 or what the model has room for, for an embedded policy 48 or 80"
     parser.add_argument("--max-new-tokens", metavar="N", type=positive, help=limit)
     parser.add_argument("--temperature", metavar="T", type=float, default=1.0, help="default 1")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
@@ -337,17 +343,19 @@ def run_grade(args: argparse.Namespace) -> None:
 
 GRADED_AT_ONCE = 4096
 """Answers that are graded before their verdicts are written."""
+_PAIRS = "write rows with gold and prediction"
 
 
 def grade_file(
     path_in: Path, out_stream: TextIO, workers: int | None = None, deadline_s: float = 5.0
 ) -> dict[str, int]:
-    """Grade lines `{"gold": str, "prediction": str}`, perhaps with `"verify"` (VerifyOptions); count each verdict.
+    """Grade lines `{"gold": …, "prediction": …}`, perhaps with `"verify"` (VerifyOptions); count each verdict.
 
     `out_stream` gets one line `{"verdict", "extracted", "seconds", "detail"}` for each, in order. workers: processes;
     None: one per core. deadline_s: of one answer. Raises DataError, before grading, for an unusable file, and
     VerifierFailed when workers cannot be started.
     """
+    from gxpo_trainer.data.prompts import field_text
     from gxpo_trainer.data.records import read_records
     from gxpo_trainer.grading.pool import VerifierPool
     from gxpo_trainer.planner.devices import usable_cores
@@ -355,17 +363,17 @@ def grade_file(
 
     pairs = []
     for record in read_records([path_in]):
-        row, given = record.fields, record.fields.get(EXTRA_KEY)
-        for key in ("gold", "prediction"):
-            if not isinstance(row.get(key), str):
-                raise DataError(f"{record.location}: {key!r} is {row.get(key)!r}; it must be a string")
+        prediction, given = record.fields.get("prediction"), record.fields.get(EXTRA_KEY)
+        gold = field_text(record, "gold", _PAIRS)
+        if not isinstance(prediction, str):  # which may be empty
+            prediction = field_text(record, "prediction", _PAIRS)
         try:
             options = VerifyOptions.from_dict({} if given is None else given)
         except ValueError as error:
             raise DataError(f"{record.location}: {EXTRA_KEY!r}: {error}") from None
-        pairs.append((row["gold"], row["prediction"], {"options": options.to_dict()}))
+        pairs.append((gold, prediction, {"options": options.to_dict()}))
     if not pairs:
-        raise DataError(f"{path_in}: is empty; write rows with gold and prediction")
+        raise DataError(f"{path_in}: is empty; {_PAIRS}")
     counts: Counter[str] = Counter()
     with VerifierPool(usable_cores() if workers is None else workers, deadline_s) as pool:
         for start in range(0, len(pairs), GRADED_AT_ONCE):
@@ -445,7 +453,7 @@ def run_study(args: argparse.Namespace) -> int:
     from gxpo_trainer.studies.runner import StudyRunner
 
     study, root, data = _study(args)
-    check_arms(study)
+    check_arms(study, runs_here=True)
     show_status(args)
     make_folder(root)
     # Python ends at SIGTERM without unwinding, which would leave the runs behind.
@@ -567,6 +575,8 @@ def run_checkpoints(args: argparse.Namespace) -> int:
     if not steps:
         raise CheckpointError(f"{args.folder} has no checkpoint; give the output folder of a run that has saved one")
     if args.export is None:
+        if args.step or args.adapter:
+            raise ConfigError("--step and --adapter need --export DIR, the new folder for the policy; add it")
         for step in steps:
             score = store.score(step)
             print(f"step {step}" + ("" if score is None else f"  pass@1 {score:.4f}"))
@@ -580,7 +590,7 @@ def run_checkpoints(args: argparse.Namespace) -> int:
         # copytree collects (source, target, reason) of all files.
         reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
         raise CheckpointError(f"cannot write {args.export} ({reason}); free space or choose another folder") from error
-    print(args.export)
+    print(f"step {step} exported to {args.export}")
     return 0
 
 

@@ -30,8 +30,8 @@ MUTED = "#7b8794"
 TEXT = "currentColor"
 """Of words in charts: the page's own, whose contrast is above 4.5:1 in both modes."""
 BRUSH = "brush"
-NUMBER = ",.4~g"
-"""Four significant digits, with an exponent only where needed."""
+NUMBER = ",.6~g"
+"""Six significant digits, with an exponent only from a million on and below a millionth."""
 SHARE = ".3~p"
 """A percentage with three significant digits: with a number of decimals, ticks of a narrow range have equal labels."""
 EDGE = 6
@@ -65,7 +65,8 @@ class Chart:
 
     key: unique on its page. spec: Vega-Lite without data. datasets: by the names in the spec; "points" is also a
     table. alt: fixed alternative text. summary: its current content as text. note: how to read it. x: its axis, of
-    AXES, empty for another one. thinned: what is drawn of long series, empty for all points.
+    AXES, empty for another one. thinned: what is drawn of long series, empty for all points. smoothing: weight of the
+    exponential average that is drawn, 0 for measured values.
     """
 
     key: str
@@ -79,6 +80,7 @@ class Chart:
     height: int = 300
     labels: Mapping[str, str] = field(default_factory=dict)
     thinned: str = ""
+    smoothing: float = 0.0
 
     @property
     def points(self) -> pd.DataFrame:
@@ -87,12 +89,14 @@ class Chart:
     @property
     def text(self) -> str:
         """The content, and how to read it."""
-        return " ".join(part for part in (self.summary, self.note, self.thinning) if part)
+        return " ".join(part for part in (self.summary, self.note, self.processing) if part)
 
     @property
-    def thinning(self) -> str:
-        """A sentence about thinned data, empty without."""
-        return f"Thinned to {self.thinned}; the export in Compare has every step." if self.thinned else ""
+    def processing(self) -> str:
+        """Sentences about smoothed and thinned data, empty without."""
+        smoothed = f"Exponential average, weight {self.smoothing:g}." if self.smoothing else ""
+        thinned = f"Thinned to {self.thinned}; the export in Compare has every step." if self.thinned else ""
+        return f"{smoothed} {thinned}".strip()
 
     def table(self) -> pd.DataFrame:
         """The points, one row each, under headings from `labels`; with the step where it is not the x-axis."""
@@ -104,7 +108,8 @@ class Chart:
         # In sentence case; names with digits or symbols, such as `pass@1`, stay as they are.
         words = [labels.get(name, name) for name in frame.columns]
         frame.columns = [word[:1].upper() + word[1:] if word.partition(" ")[0].isalpha() else word for word in words]
-        return frame.assign(**{"Thinned to": self.thinned}) if self.thinned else frame
+        said = {"Average, weight": self.smoothing, "Thinned to": self.thinned}
+        return frame.assign(**{name: value for name, value in said.items() if value})
 
 
 def with_colors(chart: Chart, colors: Mapping[str, str]) -> Chart:
@@ -137,8 +142,10 @@ def between(chart: Chart, low: float, high: float) -> Chart:
 
 def without_outliers(chart: Chart) -> tuple[Chart, int]:
     """The chart without values further from the quartiles of their line than three interquartile ranges (Tukey's
-    "far out"), and their number. The axis then fits to the rest; bands end where values would be hidden."""
-    if not {"series", "y"} <= set(chart.points):
+    "far out"), and their number. The axis then fits to the rest; bands end where values would be hidden. Stacked charts
+    are unchanged: without a part, the sum of the others would be drawn in its place."""
+    stacked = any("stack" in layer["encoding"].get("y", {}) for layer in chart.spec["layer"])
+    if stacked or not {"series", "y"} <= set(chart.points):
         return chart, 0
     lines = chart.points.groupby("series")["y"]
     reach = 3 * (lines.quantile(0.75) - lines.quantile(0.25)).replace(0, math.inf)
@@ -301,7 +308,7 @@ def on_hover(always: bool = False) -> Spec:
 def tooltip(x: str, form: str, more: Iterable[Spec]) -> list[Spec]:
     fields: list[Spec] = [{"field": "series", "title": "series"}, {"field": "step", "title": "step", "format": ",d"}]
     if x != "step":
-        fields.append({"field": "x", "title": AXES[x], "format": ",.4~g"})
+        fields.append({"field": "x", "title": AXES[x], "format": ",.6~r"})
     return [*fields, {"field": "y", "title": "value", "format": form}, *more]
 
 
@@ -333,9 +340,10 @@ def line_layers(
     ]
 
 
-def interval_layers(names: Sequence[str], metric: str, x: str) -> list[Spec]:
-    """Scores with their 95% intervals, and all points; an interval without neighbours is a bar."""
-    more = [{"field": name, "title": f"95% {name}", "format": ".1%"} for name in BOUNDS]
+def interval_layers(names: Sequence[str], metric: str, x: str, *, bounds: bool = True) -> list[Spec]:
+    """Scores with their 95% intervals, and all points; an interval without neighbours is a bar. bounds: whether there
+    are intervals."""
+    more = [{"field": name, "title": f"95% {name}", "format": ".1%"} for name in BOUNDS if bounds]
     return line_layers(names, x, y_encoding(metric, SHARE), marks=True, form=".1%", more=more)
 
 
@@ -393,6 +401,7 @@ def metric_chart(plot: Plot, series: Series, x: str) -> Chart:
         plot.note,
         x=x,
         thinned=thinned(*(series[name] for name in present)),
+        smoothing=max((series[name].smoothing for name in present), default=0.0),
     )
 
 

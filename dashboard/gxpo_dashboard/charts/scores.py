@@ -173,27 +173,29 @@ def _words(frame: pd.DataFrame, metric: str) -> str:
 
 
 def comparison_chart(comparison: Response, x: str) -> Chart:
-    """Smoothed mean accuracy of each configuration with its band."""
-    rows = []
+    """Mean accuracy of each configuration with its band, out of which a smoothed one would run: it has none."""
+    rows, smoothing = [], comparison["smoothing"]
     for group in comparison["groups"]:
         mean = group["mean"]
-        columns = (mean[COST_OF[x]], mean["smoothed"], mean["low"], mean["high"], mean["steps"])
+        low, high = ([None] * len(mean["steps"]) if smoothing else mean[name] for name in base.BOUNDS)
+        columns = (mean[COST_OF[x]], mean["smoothed"], low, high, mean["steps"])
         rows += [(group["name"], *map(number, values)) for values in zip(*columns, strict=True)]
     names = [group["name"] for group in comparison["groups"]]
     metric, level = comparison["metric"], percent(comparison["level"], 0)
     parts = [f"{group['name']} {percent(number(group['final']['accuracy']))}" for group in comparison["groups"]]
-    smoothing = f" Exponential average, weight {comparison['smoothing']:g}." if comparison["smoothing"] else ""
+    band = f"Band: {level} over seeds; over problems where there is one seed."
     return Chart(
         "compare-accuracy",
         f"{metric} on {', '.join(comparison['benchmarks'])}",
-        {"layer": base.interval_layers(names, metric, x)},
+        {"layer": base.interval_layers(names, metric, x, bounds=not smoothing)},
         {"points": base.typed_frame(rows, **base.POINTS)},
-        f"Mean {metric} of each configuration over {base.AXES[x]} with {level} bands",
+        f"Mean {metric} of each configuration over {base.AXES[x]}{'' if smoothing else f' with {level} bands'}",
         f"Last evaluations: {', '.join(parts)}.",
-        f"Band: {level} over seeds; over problems where there is one seed.{smoothing}",
+        "Bands are drawn without smoothing." if smoothing else band,
         height=380,
         x=x,
         labels={"y": metric, **{name: f"{level} {name}" for name in base.BOUNDS}},
+        smoothing=smoothing,
     )
 
 

@@ -6,6 +6,7 @@ The z-score of the gate is never smoothed: a single step above τ fires it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -138,19 +139,19 @@ PASSES = ("update/backward_passes", "update/backward_passes_total")
 def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
     """Rows (x, series, y): cumulative backward passes per phase, summing to the total. One phase without a gate.
 
-    The phase of a step is `gate/active` after the step before. Between thinned points, all backward passes count
-    towards the phase at their end.
+    The phase of a step is the last known `gate/active` before it: both are thinned to steps of their own. Between
+    thinned points, all backward passes count towards the phase at their end.
     """
-    total, active = series.get("update/backward_passes_total"), series.get("gate/active")
-    after = dict(zip(active.steps, active.y, strict=True)) if active else {}
+    total, active = series.get("update/backward_passes_total"), series.get("gate/active") or Points()
     rows: list[tuple[int, str, float]] = []
     spent = {LOOK_AHEAD: 0.0, FALLBACK: 0.0}
-    before, on = 0.0, True
+    before = 0.0
     for step, value in zip(total.steps, total.y, strict=True) if total else ():
         if not known(value):
             continue
-        spent[LOOK_AHEAD if on else FALLBACK] += value - before
-        before, on = value, bool(after.get(step, on))
+        place = bisect_left(active.steps, step)
+        spent[FALLBACK if place and not active.y[place - 1] else LOOK_AHEAD] += value - before
+        before = value
         parts = {f"{rule.label} steps": value} if rule.watched is None else spent
         rows += [(step, phase, passes) for phase, passes in parts.items()]
     return base.typed_frame(rows, **base.PARTS)
@@ -189,8 +190,8 @@ def budget_chart(
     area = {"x": x, "y": {**y, "stack": "zero"}, "order": order, "color": styles["color"]}
     tips: list[Spec] = [
         {"field": "series"},
-        {"field": "x", "title": "step"},
-        {"field": "y", "title": "backward passes", "format": base.NUMBER},
+        {"field": "x", "title": "step", "format": ",d"},
+        {"field": "y", "title": "backward passes", "format": ",d"},
     ]
     dots = {"x": x, "y": y, "opacity": base.on_hover(), "tooltip": tips}
     layers = [
@@ -302,7 +303,9 @@ _ROW = 28
 
 
 def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
-    """One row per process, activities in seconds since the first step began; a gap is idle time."""
+    """One row per process, activities in seconds since the first step began; a gap is idle time. Of the newest attempt:
+    the time between two is none of the run's."""
+    steps = [step for step in steps if step["attempt"] == steps[-1]["attempt"]]
     rows = [
         (span["process"], span["activity"], shift + span["begin"], shift + span["end"], step["step"])
         for step in steps

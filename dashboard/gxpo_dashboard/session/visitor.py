@@ -22,8 +22,12 @@ from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
 
 Json = dict[str, Any]
+Steps = Mapping[str, int] | None
+"""Supervised steps of runs, where they are not counted."""
 
 RETRY_S = 3.0
+_PROBE_S = 5.0
+"""Time-out of the question whether the service responds."""
 LIVE_S = 2.0
 SLOW_S = 5.0
 _CATALOGUE_S = 300.0
@@ -71,7 +75,7 @@ def enter() -> bool:
             _sign_in()
             return False
         try:
-            st.session_state["me"] = client().send("GET", "/tokens/me")
+            st.session_state["me"] = client().send("GET", "/tokens/me", timeout=_PROBE_S)
         except NotSignedIn:
             sign_out()
             _sign_in("The service rejected this token: it is unknown, revoked or expired.")
@@ -157,21 +161,29 @@ def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = Fals
 
 
 def live_series_of(
-    runs: Mapping[str, Json], x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False
+    runs: Mapping[str, Json],
+    x: str,
+    names: tuple[str, ...],
+    warm: Steps = None,
+    *,
+    joined: bool = False,
+    whole: bool = False,
 ) -> dict[str, LiveSeries]:
     """This session's series of runs (id → view), refreshed; complete ones of ended runs are not requested again.
 
     joined: with the same steps for all names, and totals. whole: also what is not visible. Otherwise the service
-    smooths them over all steps as the visitor chose. Raises ServiceUnavailable when none has any data.
+    smooths them over all steps as the visitor chose. warm: what the visible part does not count. Raises
+    ServiceUnavailable when none has any data.
     """
     # A series has up to twice as many points before it is thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
     part: Json = {}
     if not whole and (span := permalinks.span(x)) is not None:
         scale = 3600 if x == "time" else 1  # the API has seconds where charts have hours
-        part = {"from": scale * span[0], "to": scale * span[1]}
-    if not (whole or joined):
-        part["smoothing"] = permalinks.smoothing() or None
+        before = {*warm.values()} if warm and x == "step" else {0}
+        part = {"from": scale * span[0] + min(before), "to": scale * span[1] + max(before)}
+    smoothing = 0.0 if whole or joined else permalinks.smoothing()
+    part["smoothing"] = smoothing or None
     # One that was fetched before its run ended may lack the last rows.
     ended = {run: view["state"] in TERMINAL for run, view in runs.items()}
     about = (x, names, most, joined, *part.values())
@@ -179,7 +191,8 @@ def live_series_of(
     series = {}
     for run in runs:
         key = (run, ended[run], *about)
-        series[run] = keep(store, key, store.get(key, LiveSeries(most, joined=joined)), _MAX_SERIES)
+        new = LiveSeries(most, joined=joined, smoothing=smoothing)
+        series[run] = keep(store, key, store.get(key, new), _MAX_SERIES)
     due = {run: live for run, live in series.items() if live.revision is None or not ended[run]}
     service, more = client(), {"joined": joined or None, **part}
     try:
@@ -209,7 +222,7 @@ def _watch() -> None:
     """The banner during an outage, and the recovery without a reload."""
     cache: ResponseCache = st.session_state.setdefault("cache", ResponseCache())
     try:
-        client().send("GET", "/tokens/me")
+        client().send("GET", "/tokens/me", timeout=_PROBE_S)
     except ServiceUnavailable:
         cache.offline = True
         if "away_since" not in st.session_state and "dialog" not in st.session_state:

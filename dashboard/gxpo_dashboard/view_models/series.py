@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_POINTS = 600
 """Approximate points per series; up to twice as many before it is requested again, thinned."""
 BANDS, EVEN = "means in a band of minima and maxima", "evenly spaced steps"
 """Which points of a long series are left."""
+NEVER_SMOOTHED = ("eval/", "gate/", "update/backward_passes")
+"""Prefixes of metrics that the service leaves as they are."""
 
 Fetch = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
 """The responses of runs, by run, with the points after a step, or all for None."""
@@ -37,13 +39,15 @@ def number(value: Any) -> float:
 @dataclass(slots=True)
 class Points:
     """A metric as equal-length lists. x: steps, backward passes, seconds or tokens. thinned: what is drawn of a long
-    series, empty for all its points. band: of a thinned one the buckets (step, x, mean, low, high); the points are then
-    its minima and maxima, and those added later."""
+    series, empty for all its points. smoothing: weight of the average that they are, 0 for measured ones. band: of a
+    thinned one the buckets (step, x, mean, low, high); the points are then its minima and maxima, and those added
+    later."""
 
     steps: list[int] = field(default_factory=list)
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
     thinned: str = ""
+    smoothing: float = 0.0
     band: list[Bucket] = field(default_factory=list)
     _complete: int = -1
     """The last step in the band."""
@@ -61,6 +65,14 @@ class Points:
         """The line and its band: the buckets, then the points that are newer, which have no bounds."""
         points = zip(self.steps, self.x, self.y, strict=True)
         return [*self.band, *((*point, math.nan, math.nan) for point in points if point[0] > self._complete)]
+
+    def without(self, steps: int, x: str) -> Points:
+        """The points with so many fewer steps, also on the axis `step`."""
+        less = steps if x == "step" else 0
+        points = replace(self, steps=[step - steps for step in self.steps], x=[at - less for at in self.x])
+        points.band = [(step - steps, at - less, mean, low, high) for step, at, mean, low, high in self.band]
+        points._complete -= steps
+        return points
 
     def extend(self, entry: Mapping[str, Any], after: int = -1) -> None:
         """Replace the points after a step by those of a response."""
@@ -84,12 +96,14 @@ Totals = Mapping[str, tuple[float, int]]
 class LiveSeries:
     """The series of one run on one axis; `refresh` below brings them up to date.
 
-    joined: whether the service thins them to the same steps, and sends their totals.
+    joined: whether the service thins them to the same steps, and sends their totals. smoothing: weight of the average
+    that the service is asked for.
     """
 
-    def __init__(self, max_points: int = MAX_POINTS, *, joined: bool = False) -> None:
+    def __init__(self, max_points: int = MAX_POINTS, *, joined: bool = False, smoothing: float = 0.0) -> None:
         self.max_points = max_points
         self.joined = joined
+        self.smoothing = smoothing
         self.revision: int | None = None
         self.last_step = -1
         self.points: dict[str, Points] = {}
@@ -111,7 +125,8 @@ class LiveSeries:
         elif response["revision"] != self.revision or any(e.get("band") for e in response["series"].values()):
             return False
         for name, entry in response["series"].items():
-            points = self.points.setdefault(name, Points())
+            smoothing = 0.0 if name.startswith(NEVER_SMOOTHED) else self.smoothing
+            points = self.points.setdefault(name, Points(smoothing=smoothing))
             points.extend(entry, -1 if after is None else after)
             if entry.get("downsampled"):
                 points.thinned = EVEN if self.joined else BANDS

@@ -97,9 +97,9 @@ def time_left(run: Json) -> str:
     return formats.duration(progress.get("seconds_left"))
 
 
-def cells(run: Json, *, baseline: Json | None = None, trend: str | None = None) -> dict[str, Any]:
+def cells(run: Json, *, baseline: Json | None = None, trend: tuple[str, str] | None = None) -> dict[str, Any]:
     """Column → cell of a run as the browser shows it: numbers as text with a true minus, states and tags with their
-    colour, times in seconds since 1970, and a dash for what is missing. trend: address of a picture."""
+    colour, times in seconds since 1970, and a dash for what is missing. trend: address and text of a picture."""
     progress = run.get("progress") or {}
     difference = 100 * (number(run.get("score")) - number((baseline or {}).get("score")))
     passes, budget = progress.get("backward_passes"), progress.get("backward_passes_budget")

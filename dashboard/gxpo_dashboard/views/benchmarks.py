@@ -33,12 +33,13 @@ def show() -> None:
                 "Press *Select runs*. Runs are evaluated first, last and every `evaluation.every_steps` steps.",
             )
             return
-        evaluations = {run: visitor.client().evaluations(run) for run in runs}
-        metrics = charts.sorted_scores(name for rows in evaluations.values() for row in rows for name in row["scores"])
+        metrics = _scores(list(runs))
         going = any(view["state"] not in TERMINAL for view in runs.values())
         if not metrics:
             first = "The first one runs before step 1, unless `evaluation.at_start` is false."
             empty("No evaluations", first if going else "The runs ended without one.")
+            if going:
+                st.fragment(run_every=visitor.SLOW_S)(_await_evaluation)(list(runs))
             return
         published = charts.published_scores(visitor.client().get("/published"))
         with header:
@@ -49,6 +50,18 @@ def show() -> None:
                 model = permalinks.select("Published results", "published", models, "")
         published = published[published["model"] == model]
         st.fragment(run_every=visitor.SLOW_S if going else None)(_body)(runs, x, metric, published)
+
+
+def _scores(runs: list[str]) -> list[str]:
+    evaluations = (row for run in runs for row in visitor.client().evaluations(run))
+    return charts.sorted_scores(name for row in evaluations for name in row["scores"])
+
+
+def _await_evaluation(runs: list[str]) -> None:
+    """Draw the page again once a run has an evaluation."""
+    with visitor.guarded():
+        if _scores(runs):
+            st.rerun()
 
 
 def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -> None:

@@ -31,8 +31,6 @@ CELL_VALUES = {
 _MOST = 60
 _MOST_LINES = 20
 _GATE_Z = "gate/z"
-_OPEN_TABLES = 3
-"""Cost to the baseline's best, accuracy at equal backward passes and at equal time; others are collapsed."""
 
 
 def show() -> None:
@@ -56,13 +54,15 @@ def show() -> None:
             return
         everything = runs | _members(groups)
         with header:
-            query = _controls(everything, list(runs), groups)
+            evaluated = _evaluated(everything)
+            query = _controls(everything, list(runs), groups, evaluated)
         going = any(run["state"] not in TERMINAL for run in everything.values())
         refreshing = st.fragment(run_every=visitor.SLOW_S if going else None)
-        refreshing(_comparison)(query, everything)
+        warm: dict[str, int] = {}
+        refreshing(_comparison)(query, everything, warm, awaited=not evaluated)
         for group in groups:
             refreshing(_sweep)(group, {name: query[name] for name in ("metric", "benchmark")})
-        _metrics(everything, query["x"])
+        _metrics(everything, query["x"], warm)
         st.markdown("#### Export")
         with st.container(horizontal=True):
             for form in ("csv", "jsonl"):
@@ -76,12 +76,16 @@ def _members(groups: list[str]) -> dict[str, Json]:
     return {run["id"]: run for group in groups for run in visitor.client().get("/groups", group)["runs"]}
 
 
-def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> Json:
-    """The query of the comparison."""
+def _evaluated(everything: dict[str, Json]) -> list[list[str]]:
+    """The parts of the names of evaluation metrics: `eval`, benchmark and score."""
     # Runs of a sweep are evaluated alike: one of them is asked.
     first = {run["group"] or run["id"]: run["id"] for run in reversed(everything.values())}
     metrics = {name for run in list(first.values())[:_MOST_LINES] for name in visitor.client().metric_names(run)}
-    parts = [name.split("/") for name in metrics if name.startswith("eval/")]
+    return [name.split("/") for name in metrics if name.startswith("eval/")]
+
+
+def _controls(everything: dict[str, Json], runs: list[str], groups: list[str], parts: list[list[str]]) -> Json:
+    """The query of the comparison. parts: of `_evaluated`."""
     scores = charts.sorted_scores(part[2] for part in parts if len(part) == 3) or ["pass@1"]
     benchmarks = sorted({part[1] for part in parts} - {"average"})
     baselines = unique_labels({"": {"name": f"most accurate {visitor.rules().baseline.label}"}} | everything)
@@ -111,11 +115,13 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
     }
 
 
-def _comparison(query: Json, everything: dict[str, Json]) -> None:
-    """Headline, ranking, curves, evidence, tables and gates."""
+def _comparison(query: Json, everything: dict[str, Json], warm: dict[str, int], *, awaited: bool) -> None:
+    """Headline, ranking, curves, evidence, tables and gates. warm: gets the steps of each run that are not counted.
+    awaited: whether the controls have no benchmark to offer yet."""
     with visitor.guarded():
-        if _members(query["groups"]).keys() - everything.keys():
-            st.rerun()  # a sweep or study has got more runs, which only the whole page can add
+        grown = _members(query["groups"]).keys() - everything.keys()
+        if grown or (awaited and _evaluated(everything)):
+            st.rerun()  # only the whole page can add runs of a sweep or study, and what the controls offer
         try:
             comparison = visitor.client().get("/compare", **query)
         except InvalidRequest as error:
@@ -127,6 +133,8 @@ def _comparison(query: Json, everything: dict[str, Json]) -> None:
             empty("Nothing to compare yet", words)
             _excluded(error.left_out)
             return
+        warm.update({run["id"]: run["warm_steps"] for group in comparison["groups"] for run in group["runs"]})
+        warm.update({run["run"]: run["warm_steps"] for run in comparison["left_out"]})
         headline, *evidence = comparison["evidence"].splitlines()
         box, icon = (st.success, "check_circle") if comparison["conclusive"] else (st.info, "help")
         box(plain(headline), icon=f":material/{icon}:")
@@ -141,25 +149,24 @@ def _comparison(query: Json, everything: dict[str, Json]) -> None:
             st.markdown("##### Evidence")
             st.markdown("\n".join(f"- {plain(line)}" for line in evidence))
             _excluded(comparison["left_out"])
-        last = len(tables) - 1
-        for number, table in enumerate(tables):
-            is_conditions = number == last and bool(comparison["differences"])
-            text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES and not is_conditions)
-            if is_conditions:
-                st.caption("These make the comparison unfair; hardware affects only hours.")
+        for table in tables:
+            text_table(charts.text_table(table), table["title"])
+        if comparison["differences"]:  # the last table
+            st.caption("These make the comparison unfair; hardware affects only hours.")
         settings = charts.settings_table(comparison)
         if not settings.empty:
             text_table(settings, "Differing settings")
-        _gates(comparison, everything)
+        _gates(comparison, everything, warm)
 
 
-def _gates(comparison: Json, everything: dict[str, Json]) -> None:
+def _gates(comparison: Json, everything: dict[str, Json], warm: dict[str, int]) -> None:
     """Gate z-scores of as many runs as a session caches."""
     gated = {series: run for series, run in charts.gates(comparison).items() if run["id"] in everything}
     drawn = dict(list(gated.items())[:_MOST_LINES])
     views = {run["id"]: everything[run["id"]] for run in drawn.values()}
-    series = visitor.live_series_of(views, "step", (_GATE_Z,))
+    series = visitor.live_series_of(views, "step", (_GATE_Z,), warm)
     z = {run: points for run, of_run in series.items() if (points := of_run.points.get(_GATE_Z))}
+    z = {run: points.without(warm[run], "step") for run, points in z.items()}
     if z:
         if len(drawn) < len(gated):
             st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
@@ -199,11 +206,11 @@ def _sweep(group: str, score: Json) -> None:
                 _excluded(heat_map["left_out"], "Not in the grid")
 
 
-def _metrics(everything: dict[str, Json], x: str) -> None:
+def _metrics(everything: dict[str, Json], x: str, warm: dict[str, int]) -> None:
     """Training metrics of the runs."""
     st.markdown("#### Training metrics")
     runs = dict(list(everything.items())[:_MOST_LINES])
     if len(runs) < len(everything):
         st.caption(f"Showing {_MOST_LINES} of {len(everything)} runs.")
     going = any(run["state"] not in TERMINAL for run in runs.values())
-    st.fragment(run_every=visitor.LIVE_S if going else None)(visitor.guarded()(explorer.show))(runs, x)
+    st.fragment(run_every=visitor.LIVE_S if going else None)(visitor.guarded()(explorer.show))(runs, x, warm)

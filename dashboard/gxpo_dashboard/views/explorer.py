@@ -14,6 +14,7 @@ from gxpo_dashboard.charts.base import Plot, metric_chart, with_colors
 from gxpo_dashboard.charts.curves import matching
 from gxpo_dashboard.labels import plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.session.visitor import Steps
 from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import records
 from gxpo_dashboard.widgets import chart, empty, grid
@@ -25,7 +26,7 @@ _MOST_CHARTS, _MOST_LINES = 8, 24
 _HEIGHT = 220
 
 
-def show(runs: Mapping[str, Json], x: str) -> None:
+def show(runs: Mapping[str, Json], x: str, warm: Steps = None) -> None:
     """Controls and chart; runs by id."""
     names = sorted({name for run in runs for name in visitor.client().metric_names(run)})
     if not names:
@@ -37,7 +38,7 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     groups = sorted({name.partition("/")[0] for name in names})
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = permalinks.text("Search metrics", "find", placeholder="reward, norm, …", icon=":material/search:")
-        log = permalinks.check("Logarithmic", "log")
+        log = permalinks.check("Logarithmic", "logarithmic")
     default = "reward" if "reward" in groups else groups[0]
     prefix = permalinks.choice("Group", "prefix", {"": "all"} | {group: plain(group) for group in groups}, default)
     # Words of a search are looked for in every group.
@@ -48,20 +49,22 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     most = max(1, min(_MOST_CHARTS, _MOST_LINES // len(runs)))
     if len(matches) > most:
         st.caption(f"Showing {most} of {len(matches)} metrics. Search for others, or select fewer runs to show more.")
-    draw(runs, tuple(matches[:most]), x, log=log)
+    draw(runs, tuple(matches[:most]), x, warm, log=log)
 
 
-def draw(runs: Mapping[str, Json], names: tuple[str, ...], x: str, *, log: bool = False, columns: int = 2) -> None:
+def draw(
+    runs: Mapping[str, Json], names: tuple[str, ...], x: str, warm: Steps = None, *, log: bool = False, columns: int = 2
+) -> None:
     """A chart of each metric with a line per run."""
+    warm = {run: (warm or {}).get(run, 0) for run in runs}
+    note = "Steps are counted from the end of a warm start." if any(warm.values()) else ""
     labels = unique_labels(runs)
-    live = visitor.live_series_of(runs, x, names)
+    live = visitor.live_series_of(runs, x, names, warm)
     colors = visitor.rules().colors({labels[run]: view["rule"] for run, view in runs.items()})
-    weight = permalinks.smoothing()
-    note = f"Exponential average, weight {weight:g}; gates are never smoothed." if weight else ""
 
     def draw_metric(name: str) -> None:
         plot = Plot(f"explorer-{name}", name, {run: labels[run] for run in runs}, "value", log=log, note=note)
-        series = {run: of_run.points.get(name, Points()) for run, of_run in live.items()}
+        series = {run: of_run.points.get(name, Points()).without(warm[run], x) for run, of_run in live.items()}
         chart(replace(with_colors(metric_chart(plot, series, x), colors), height=_HEIGHT), "metric")
 
     grid(names, draw_metric, columns)

@@ -154,7 +154,11 @@ def _overview(run_id: str, x: str) -> None:
     scores = accuracy_chart(evaluations, "pass@1", x, span)
     supervised = forms.get(run["config"], "rollout.source") == "dataset"
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
-    charts += base.metric_charts([curves.WARM_START], series, x)
+    # Over steps, whatever the x-axis: the warm start is at the beginning of all others.
+    warm = series
+    if x != "step" and forms.get(run["config"], "warm_start.steps"):
+        warm = visitor.live_series(run_id, "step", tuple(curves.WARM_START.metrics)).points
+    charts += base.metric_charts([curves.WARM_START], warm, "step")
     if (rule := visitor.rules().of(settings)).watched is not None:
         charts.append(steps.z_chart(series, x, settings.get("gate") or {}, rule.color, part=span is not None))
     charts.append(_budget(run, series, x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,7 @@ import streamlit as st
 
 from gxpo_client.client import Client, keep
 from gxpo_client.errors import Refused, ServiceError
-from gxpo_client.formats import NONE, comma_separated, count, number_of
+from gxpo_client.formats import NONE, comma_separated, count, number_of, significant
 from gxpo_dashboard.charts.curves import EVALUATED, sparkline
 from gxpo_dashboard.charts.scores import settings_table
 from gxpo_dashboard.labels import ACTIONS, STATES, plain, state_chip
@@ -205,9 +206,9 @@ def _table(
                         text_table(in_all, "Settings that differ")
 
 
-def _trends(runs: Sequence[Json]) -> dict[str, str]:
-    """Pictures of each run's rewards; requested again only when a run has changed."""
-    store: dict[str, tuple[Any, str]] = st.session_state.setdefault("trends", {})
+def _trends(runs: Sequence[Json]) -> dict[str, tuple[str, str] | None]:
+    """Pictures of each run's rewards, and their text; requested again only when a run has changed."""
+    store: dict[str, tuple[Any, tuple[str, str] | None]] = st.session_state.setdefault("trends", {})
     stale = [run for run in runs if store.get(run["id"], (None,))[0] != (run["attempt"], run["progress"]["steps"])]
     ids, rules = [run["id"] for run in stale], visitor.rules()
     rewards = visitor.client().metrics_of(ids, ["reward/mean"], "step", None, 40) if stale else {}
@@ -215,7 +216,9 @@ def _trends(runs: Sequence[Json]) -> dict[str, str]:
         points = Points()
         points.extend(rewards[run["id"]]["series"]["reward/mean"])
         picture = sparkline([(x, y) for _, x, y, *_ in points.drawn], rules.of({"name": run["rule"]}).color)
-        keep(store, run["id"], ((run["attempt"], run["progress"]["steps"]), picture), 1000)
+        known = [y for y in points.y if math.isfinite(y)]
+        trend = (picture, f"Reward {significant(known[0])} to {significant(known[-1])}") if known else None
+        keep(store, run["id"], ((run["attempt"], run["progress"]["steps"]), trend), 1000)
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
 
 
@@ -286,6 +289,8 @@ def _nothing(query: Json, later_page: bool) -> None:
         empty("No more runs", "Go back a page.")
     elif filtered:
         empty("No matching runs", "Clear a filter or include archived runs.")
+    elif visitor.client().get("/runs", limit=1, archived="any")["items"]:
+        empty("All runs are archived", "Check *Include archived* in **More filters, and columns**.")
     else:
         empty(
             "No runs yet",

@@ -49,6 +49,9 @@ def show() -> None:
                 clone = {"clone_of": original, "tags": run["tags"]}
                 by_name[original] = {"name": original, "summary": words, "config": config, **clone}
                 labels[original] = f"Clone of {run['name']}"
+        if original not in by_name:
+            words = f"There is no run or preset {original}; these are the settings of {first}."
+            st.warning(plain(words), icon=":material/content_copy:")
         with header:
             preset = permalinks.select("Preset", "preset", labels, first, width=340)
             titles = {name: title for name, (title, _) in GRIDS.items()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import re
+import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from psycopg.errors import DiskFull
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
@@ -17,6 +19,7 @@ from starlette.routing import Match, Route
 
 from gxpo_services.db.database import UNAVAILABLE, ServerSilent
 from gxpo_services.logging import get_logger
+from gxpo_trainer.config.messages import phrase
 
 MEDIA_TYPE = "application/problem+json"
 _log = get_logger(__name__)
@@ -77,7 +80,7 @@ class Forbidden(Problem, status=403, title="Not allowed"):
 
 
 class BadRequest(Problem, status=400, title="Bad request"):
-    """The request is malformed, for example its body is no JSON."""
+    """What arrived is no valid HTTP request."""
 
 
 class MethodNotAllowed(Problem, status=405, title="Method not allowed"):
@@ -129,7 +132,7 @@ class Unavailable(Problem, status=503, title="Unavailable"):
 
 
 class Invalid(Problem, status=422, title="Invalid request"):
-    """A well-formed but invalid request; `errors` names every invalid setting."""
+    """The request is invalid, or its body is no JSON; `errors` names every invalid setting."""
 
     @classmethod
     def of(cls, field: str, message: str) -> Invalid:
@@ -165,12 +168,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _validation(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [
-            FieldError(field="body", message=f"is not valid JSON: {item['ctx']['error']}")
-            if item["type"] == "json_invalid"
-            else FieldError(field=_path(item["loc"]), message=item["msg"])
-            for item in error.errors()
-        ]
+        errors = [FieldError(field=_path(item["loc"]), message=in_words(item)) for item in error.errors()]
         named = "; ".join(f"{item.field}: {item.message}" for item in errors[:5])
         return problem_response(Invalid, named, errors)
 
@@ -188,8 +186,7 @@ def install(app: FastAPI) -> None:
             return problem_response(Unavailable, "every database connection is in use; retry")
         # The statement and its values go to the log, not to the client.
         _log.warning("the database is unavailable", error=str(error))
-        reason = error.orig if isinstance(error.orig, ServerSilent) else type(error.orig).__name__
-        return problem_response(Unavailable, f"the database is unavailable: {reason}")
+        return problem_response(Unavailable, f"the database is unavailable: {_reason(error.orig)}")
 
     for kind in (PoolTimeout, *UNAVAILABLE):
         app.exception_handler(kind)(_database)
@@ -207,6 +204,25 @@ _PAGE = '<!doctype html><html lang="en"><meta charset="utf-8"><title>gxpo: probl
     f'<h2 id="{kind.type.rpartition("#")[2]}">{status} {kind.title}</h2><p>{html.escape(kind.__doc__ or "")}</p>'
     for status, kind in sorted(_BY_STATUS.items())
 )
+
+
+def _reason(error: BaseException | None) -> object:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or isinstance(error, DiskFull):
+        return "its disk is full; free space"
+    if code == sqlite3.SQLITE_READONLY:
+        return "it is read-only; check the owner of its file"
+    return error if isinstance(error, ServerSilent) else type(error).__name__
+
+
+def in_words(error: Mapping[str, Any]) -> str:
+    """What is wrong by one of pydantic's errors of a request."""
+    if error["type"] == "json_invalid":
+        return f"is not valid JSON: {error['ctx']['error']}"
+    if isinstance(error.get("input"), bytes):  # left unread
+        return 'is not JSON; send the header "Content-Type: application/json"'
+    no_object = error["type"] in ("dict_type", "model_type", "dataclass_type", "model_attributes_type")
+    return "must be a JSON object" if no_object else phrase(error)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

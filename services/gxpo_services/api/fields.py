@@ -45,8 +45,9 @@ def _storable(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_storable)]
 """Text that both SQLite and PostgreSQL can store."""
-Word = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
-Tag = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1, max_length=60)]
+# The constraints come first: behind a validator the length counts before the spaces are stripped.
+Word = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200), AfterValidator(_storable)]
+Tag = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60), AfterValidator(_storable)]
 
 
 class Body(BaseModel):
@@ -152,7 +153,13 @@ _VALUES: dict[Kind, TypeAdapter[Any]] = {
 }
 
 
-class PageQuery(BaseModel):
+class Parameters(BaseModel):
+    """Base of query parameters: no unknown ones, as a misspelt filter would select everything."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PageQuery(Parameters):
     """Which page of a list."""
 
     limit: int = Field(50, ge=1, le=200, description="Page size.")

@@ -80,7 +80,7 @@ def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenVi
         role=request.role,
         sha256=hash_token(secret),
         created_at=now,
-        created_by=actor,
+        created_by=actor[:100],  # as long as the column: an actor is longer than its token's name
         expires_at=now + request.days * 86400 if request.days else None,
         revoked_at=None,
     )

@@ -96,6 +96,8 @@ def _of_database(error: Exception) -> ConfigError | None:
     from pydantic import ValidationError
     from sqlalchemy.exc import ArgumentError, DatabaseError
 
+    from gxpo_trainer.config.messages import phrase
+
     if isinstance(error, DatabaseError):
         reason = one_line(str(error.orig))
         if type(error) is DatabaseError:  # of SQLite, when the file is none of its own
@@ -104,7 +106,7 @@ def _of_database(error: Exception) -> ConfigError | None:
     if isinstance(error, ArgumentError):
         return ConfigError(f"GXPO_DATABASE_URL: {error}")
     if isinstance(error, ValidationError):
-        lines = [f"  {'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+        lines = [f"  {'.'.join(str(part) for part in e['loc'])}: {phrase(e)}" for e in error.errors()]
         return ConfigError("\n".join(["invalid values:", *lines]))
     return None
 

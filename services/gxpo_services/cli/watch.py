@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Self
 
 from rich.console import Console
@@ -31,16 +31,36 @@ _QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
 
 
 def watch(args: argparse.Namespace, client: Client) -> int:
-    """Watch runs; exit code 0 if all succeeded, else 1. Ctrl-C does not affect the runs."""
+    """Watch runs, those too that join the group meanwhile; exit code 0 if all succeeded, else 1. Ctrl-C does not affect
+    the runs."""
     ids = resolve(client, args.runs)
     if args.group:
-        runs = sorted(client.get("/groups", args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
-        ids = list(dict.fromkeys([*ids, *(run["id"] for run in runs)]))
+        ids = list(dict.fromkeys([*ids, *_members(client, args.group)]))
     if not ids:
         raise ConfigError("name runs to watch, or use --group")
     with nullcontext(JsonLines()) if args.json else Bars() as display:
         ended = follow(client, ids, display)
+        while args.group and (more := _queued_since(client, args.group, ids)):
+            ended += follow(client, more, display)
+            ids += more
     return 0 if all(run["state"] == "succeeded" for run in ended) else 1
+
+
+def _members(client: Client, group: str) -> list[str]:
+    return [run["id"] for run in client.get("/groups", group)["runs"]]
+
+
+def _queued_since(client: Client, group: str, known: Sequence[str]) -> list[str]:
+    """Runs of a group that are not known; waits for those that a study queues next."""
+    while True:
+        with suppress(ServiceUnavailable):
+            is_study = client.get("/groups", group)["kind"] == "study"
+            # Before the members, which then include what is no longer due.
+            due = client.get("/studies", group)["due"] if is_study else 0
+            queued = [run_id for run_id in _members(client, group) if run_id not in known]
+            if queued or not due:
+                return queued
+        time.sleep(_RETRY_S)
 
 
 def follow(

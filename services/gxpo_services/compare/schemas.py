@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gxpo_services.api.fields import JsonNumber, Text
+from gxpo_services.api.fields import JsonNumber, Parameters, Text
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs.metric_series import smooth, thin
 from gxpo_services.run_states import RunState
@@ -26,7 +26,14 @@ _METRIC = Field("pass@1", pattern=r"^(pass|maj)@[0-9]{1,6}$", description="Share
 _BENCHMARK = Field(None, max_length=200, description="A benchmark; default: the macro average of all common ones.")
 
 
-class RunsQuery(BaseModel):
+_WARM_STEPS = Field(description="Steps of its warm start, before step 0 of the comparison.")
+
+
+def _warm_steps(run: Run) -> int:
+    return int((run.config.get("warm_start") or {}).get("steps", 0))
+
+
+class RunsQuery(Parameters):
     """Runs by their ids: repeated parameters, comma-separated words, or both."""
 
     runs: list[Annotated[Text, Field(max_length=20_000)]] = Field(
@@ -77,7 +84,7 @@ class CompareQuery(RunsQuery):
     )
 
 
-class HeatMapQuery(BaseModel):
+class HeatMapQuery(Parameters):
     """Two settings of a sweep, and what the cells show."""
 
     x: Text | None = Field(None, max_length=200, description="Dotted path; default: the first setting that varies.")
@@ -157,6 +164,7 @@ class ComparedRun(_View):
     seed: int
     group: str | None = Field(description="Id of its group.")
     group_values: dict[str, Any] | None
+    warm_steps: int = _WARM_STEPS
     curve: CurveView
     gate: GateView
     peak: PointView
@@ -230,10 +238,11 @@ class LeftOutView(_View):
     run: str = Field(description="Its id.")
     name: str
     reason: str
+    warm_steps: int = _WARM_STEPS
 
     @classmethod
     def of(cls, run: Run, reason: str) -> LeftOutView:
-        return cls(run=run.id, name=run.name, reason=reason)
+        return cls(run=run.id, name=run.name, reason=reason, warm_steps=_warm_steps(run))
 
 
 class TableView(_View):
@@ -309,6 +318,7 @@ def compared_group(
             **{name: getattr(rows[curves], name) for name in ("id", "name", "state", "group_values")},
             **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
             "seed": curves.seed,
+            "warm_steps": _warm_steps(rows[curves]),
             "group": getattr(rows[curves].group, "id", None),
             "curve": curve_view(curves.curve, smoothing),
             "gate": gate_view(curves.gate, _GATE_POINTS),

@@ -29,7 +29,7 @@ from gxpo_services.compare.schemas import (
     Shown,
     compared_group,
 )
-from gxpo_services.db.tables import Group, Run
+from gxpo_services.db.tables import SETTING_ORDER, Group, Run
 from gxpo_trainer.compare.curves import AXES, Axis, RunCurves, peak
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import compare_groups, default_baseline
@@ -214,13 +214,25 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
     runs = session.scalars(
         select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
     ).all()
+    places = {name: place for place, name in enumerate(group.spec.get(SETTING_ORDER, []))}
     settings = {
-        run.id: {name: value for name, value in (run.group_values or {}).items() if name != "seed"} for run in runs
+        run.id: {
+            name: value
+            for name, value in sorted((run.group_values or {}).items(), key=lambda item: places.get(item[0], 0))
+            if name != "seed"
+        }
+        for run in runs
     }
     swept = [values for values in settings.values() if values]
-    # A control alone has a rule or a learning rate that is no axis of its sweep.
-    of_controls = {name for name in _SET_BY_CONTROLS if not all(name in values for values in swept)}
-    controls = {run for run in runs if of_controls & settings[run.id].keys()}
+    # A control alone has a rule or a learning rate that is no axis of its sweep, or no value of this axis.
+    grid = group.spec.get("grid", {})
+    allowed: dict[str, list[Any]] = {name: grid[name] for name in _SET_BY_CONTROLS if name in grid}
+    allowed |= {name: [] for name in _SET_BY_CONTROLS if not all(name in values for values in swept)}
+    if group.spec.get("preset") == "rules":
+        allowed.pop("learner.rule.name", None)
+    controls = {
+        run for run in runs if any(value not in allowed.get(name, [value]) for name, value in settings[run.id].items())
+    }
     varied = _varied([values for run in runs if run not in controls and (values := settings[run.id])])
     x, y = _axes(query, varied)
     absent = {run: [name for name in (x, y) if name not in settings[run.id]] for run in runs if run not in controls}

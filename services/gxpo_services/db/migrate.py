@@ -32,7 +32,7 @@ def alembic_config(url: str) -> Config:
 def upgrade(url: str) -> None:
     """Run all pending migrations; concurrent callers are serialized (migrations/env.py).
 
-    Raises ConfigError for a database of a version from before the baseline, or of a newer version.
+    Raises ConfigError for a database of a version from before the baseline, of a newer version, or of another program.
     """
     try:
         command.upgrade(alembic_config(url), "head")
@@ -105,6 +105,8 @@ def back_up(url: str, target: Path) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write the back-up {target}: {error.strerror}") from None
     except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
+            raise ConfigError(f"cannot write the back-up {target}: {error}") from None
         raise DataError(f"cannot back up {source}: {error}") from None
     finally:
         with suppress(OSError):

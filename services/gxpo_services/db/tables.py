@@ -109,6 +109,8 @@ class MetricLast(Base):
 
 STUDY = "study"
 """Kind of a group whose runs the service queues."""
+SETTING_ORDER = "setting_order"
+"""Member of a sweep's spec: its settings in order, which PostgreSQL does not keep in JSON objects."""
 
 
 class Group(Base):

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from gxpo_services.api import fields
-from gxpo_services.api.errors import Invalid, TooLarge
+from gxpo_services.api.errors import Invalid, TooLarge, in_words
 from gxpo_services.runs.lifecycle import Outcome
 from gxpo_trainer.jsonl import decode_number
 
@@ -257,6 +257,4 @@ def _invalid(error: ValidationError, place: str = "") -> Invalid:
             place += f"[{part[:40]!r}]"
         elif part != "[key]":
             place += f"{'.' if place else ''}{part}"
-    no_object = first["type"] in ("dict_type", "model_type", "dataclass_type", "model_attributes_type")
-    message = "must be a JSON object" if no_object else first["msg"].removeprefix("Value error, ")
-    return Invalid.of(place or "body", message)
+    return Invalid.of(place or "body", in_words(first))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 
 from gxpo_client import formats
@@ -11,6 +12,7 @@ from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.cli.common import confirm
 from gxpo_services.db import migrate as databases
 from gxpo_services.settings import make_home, need_roots, read_settings
+from gxpo_trainer.errors import ConfigError
 
 _SWITCH_S = 0.001
 
@@ -28,6 +30,7 @@ def serve(args: argparse.Namespace) -> int:
     settings = read_settings(host=args.host, port=args.port)
     os.environ.update(settings.allowlists)
     need_roots(settings)
+    _need_port(settings.host, settings.port)
     if settings.is_loopback:
         prepare_local(settings)
     else:
@@ -39,6 +42,18 @@ def serve(args: argparse.Namespace) -> int:
     server = uvicorn.Server(server_config(create_app(settings), settings.max_head_s, **options))
     server.run()
     return 0 if server.started else 1
+
+
+def _need_port(host: str, port: int) -> None:
+    """Raise ConfigError where nothing can listen; uvicorn finds that out after the home is made."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            probe.bind(address)
+    except OSError as error:
+        fix = "set another GXPO_PORT or GXPO_HOST"
+        raise ConfigError(f"cannot listen on {host}, port {port} ({error.strerror}); {fix}") from None
 
 
 def scheduler(args: argparse.Namespace) -> int:

@@ -123,12 +123,13 @@ class RayHead:
 
 
 def _folder(home: Path) -> Path:
-    """Ray's folder: in `home`, or in the temporary folder if that path is too long for sockets.
+    """Ray's folder: in `home`, or in the temporary folder if that path is too long for sockets, or not ASCII, which no
+    driver of Ray can use.
 
     Ray makes its folder world-writable, so it is placed in a folder with mode 0700.
     """
     outer = home / "ray"
-    if len(str(outer / _INNER)) > _LONGEST_FOLDER:
+    if len(str(outer / _INNER)) > _LONGEST_FOLDER or not str(outer).isascii():
         mark = hashlib.sha256(str(home).encode()).hexdigest()[:8]
         outer = Path(tempfile.gettempdir()) / f"gxpo-ray-{os.geteuid()}-{mark}"
     outer.mkdir(mode=0o700, exist_ok=True)

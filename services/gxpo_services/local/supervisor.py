@@ -245,6 +245,8 @@ class Supervisor:
     def _rotate(self, child: Child) -> None:
         """Copy a large log and empty it: the child appends to the open file."""
         file = self._log_dir / f"{child.name}.log"
+        if not file.exists():
+            raise OSError(f"{file} is gone; restart `gxpo up` to log again")
         if file.stat().st_size > LARGEST_LOG:
             with contextlib.suppress(OSError):  # on a full disk, emptying it is what helps
                 shutil.copyfile(file, file.with_name(f"{file.name}.1"))

@@ -20,7 +20,7 @@ from gxpo_services.auth.tokens import prepare_local, replace_file
 from gxpo_services.cli.common import STATE_FILE, say
 from gxpo_services.local.ray_head import RayHead, free_port
 from gxpo_services.local.supervisor import Child, Supervisor, stop_orphans
-from gxpo_services.scheduling.scheduler import is_alive
+from gxpo_services.scheduling.scheduler import LIVENESS_FILE, is_alive
 from gxpo_services.settings import make_home, read_settings
 from gxpo_trainer.errors import ConfigError, GxpoError
 
@@ -131,6 +131,7 @@ class Stack:
             "api", [*_GXPO, "serve"], partial(is_up, f"{self.url}/health/ready", _PROBE_S), env, port=self._port
         )
         supervisor.start(api, *([ray.child(self.settings.stop_wait_s)] if ray else []))
+        (self.home / LIVENESS_FILE).unlink(missing_ok=True)  # of an earlier scheduler
         supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
             replace_file(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))

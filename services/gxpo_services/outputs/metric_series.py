@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
 from gxpo_services.api.errors import Invalid, NotFound, responses
-from gxpo_services.api.fields import MAX_STEP, Id, JsonNumber, RunId, Text
+from gxpo_services.api.fields import MAX_STEP, Id, JsonNumber, Parameters, RunId, Text
 from gxpo_services.api.idempotency import plain_answer
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs import metrics as stored
@@ -240,7 +240,7 @@ def curves(session: Session, run_ids: Sequence[str], query: SeriesQuery) -> dict
 router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
 
 
-class SeriesQuery(BaseModel):
+class SeriesQuery(Parameters):
     """Which series, and how many points of them."""
 
     names: list[Annotated[Text, StringConstraints(max_length=20_000)]] = Field(
@@ -255,7 +255,9 @@ class SeriesQuery(BaseModel):
     to: float | None = Field(None, description="Only points up to this position.")
     max_points: int = Field(1000, ge=4, le=20_000, description="Points per series; minima, maxima and ends are kept.")
     joined: bool = Field(False, description="Thin all series of a run to the same, even steps instead, and add sums.")
-    smoothing: float = Field(0.0, ge=0, lt=1, description="Weight of an exponential average, not of the gate.")
+    smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Weight of an exponential average, not of the gate, passes or evaluations."
+    )
 
 
 class ManySeriesQuery(SeriesQuery):

@@ -61,9 +61,9 @@ def one_history(by_attempt: Mapping[int, Records], first_steps: Mapping[int, int
 
 BACKWARD_PASSES, TOKENS, TRAINING_S = "update/backward_passes_total", "rollout/tokens_total", "time/training_s"
 SCORE = "eval/average/pass@1"
-NEVER_SMOOTHED = ("gate/", "update/backward_passes")
-"""Prefixes of metrics whose averages would mislead: a single step above the threshold fires the gate, and passes are
-counted."""
+NEVER_SMOOTHED = ("eval/", "gate/", "update/backward_passes")
+"""Prefixes of metrics whose averages would mislead: evaluations are few and have intervals, a single step above the
+threshold fires the gate, and passes are counted."""
 
 
 _AT_ONCE = 500

@@ -14,7 +14,6 @@ import re
 import shlex
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -32,7 +31,7 @@ from gxpo_trainer.compare.published import PublishedPaper, gxpo_paper
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.engines import STARTER_POLICIES
-from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names, to_toml
+from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_texts, to_toml
 from gxpo_trainer.config.messages import BadSettings
 from gxpo_trainer.config.tasks import AGENT, EMBEDDED_TASKS
 from gxpo_trainer.errors import ConfigError
@@ -212,7 +211,7 @@ def settings_of(source: RunSource, where: str = "") -> Settings:
             raise Invalid.of(f"{where}preset", str(error)) from None
     elif source.toml is not None:
         try:
-            values = tomllib.loads(source.toml)
+            values = tomllib.loads(source.toml.removeprefix("\ufeff"))
         except (ValueError, RecursionError) as error:
             raise Invalid.of(f"{where}toml", f"is not valid TOML: {error}") from None
     else:
@@ -334,11 +333,10 @@ _schemas: dict[tuple[type[BaseModel], ...], dict[str, Any]] = {}
 
 @functools.cache
 def presets() -> list[PresetView]:
-    """Every preset; the leading comment of its file is the summary."""
+    """Every preset; the leading comment of its text is the summary."""
     views = []
-    for name in preset_names():
+    for name, text in sorted(preset_texts().items()):
         config = load_preset(name)
-        text = (files("gxpo_trainer.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
         comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
         summary = " ".join(line.removeprefix("#").strip() for line in comment)
         views.append(PresetView(name=name, summary=summary, toml=to_toml(config, [summary]), config=stored(config)))

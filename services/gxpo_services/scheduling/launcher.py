@@ -26,7 +26,6 @@ from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.runtime.locks import LOCK, process_start
 
-LOG = "train.log"
 _CONFIG, _SERVICE = "config.toml", "service.json"
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
 _RESPONSE_S = 10.0
@@ -120,7 +119,7 @@ def prepare(folder: Path, run: Run, *, url: str, token: str) -> None:
     Raises pydantic's ValidationError for a config that this version does not support, OSError.
     """
     text = to_toml(RunConfig.model_validate(run.config), [f"run {run.id}"])
-    address = {"url": url, "run": run.id, "attempt": run.launch, "token": token}
+    address = {"url": url, "run": run.id, "attempt": run.launch, "token": token, "after": run.attempt}
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / _CONFIG, text, 0o644)
     replace_file(folder / _SERVICE, json.dumps(address, indent=2) + "\n")
@@ -254,6 +253,6 @@ def _authorization(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The last line of what is often a traceback."""
-    lines = response.text.strip().splitlines()
+    """The last line with a letter of what is often a traceback."""
+    lines = [line.strip() for line in response.text.splitlines() if any(map(str.isalpha, line))]
     return f"{response.status_code} {lines[-1][:300] if lines else ''}".strip()

@@ -19,10 +19,11 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run, SchedulerRow
 from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import events
+from gxpo_services.outputs.logs import LOG
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import configs, lifecycle
 from gxpo_services.scheduling import decisions, leases
-from gxpo_services.scheduling.launcher import LOG, Job, JobRefused, JobStatus, Launcher, kill_orphaned_trainer, prepare
+from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus, Launcher, kill_orphaned_trainer, prepare
 from gxpo_services.settings import ServiceSettings
 
 _LOG = logging.get_logger(__name__)

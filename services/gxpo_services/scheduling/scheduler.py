@@ -29,13 +29,14 @@ from gxpo_services.db.tables import Group, Run, SchedulerRow
 from gxpo_services.ingest.drain import FILES
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
+from gxpo_services.outputs.logs import LOG
 from gxpo_services.outputs.metrics import delete_unused_names
 from gxpo_services.outputs.samples import delete_some
 from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import decisions, leases
 from gxpo_services.scheduling.alerts import Alerts
-from gxpo_services.scheduling.launcher import LOG, JobRefused, JobStatus, Launcher, LauncherUnavailable, trainer_command
+from gxpo_services.scheduling.launcher import JobRefused, JobStatus, Launcher, LauncherUnavailable, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import studies

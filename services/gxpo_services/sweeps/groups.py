@@ -32,7 +32,7 @@ from gxpo_services.api.idempotency import (
     etag,
 )
 from gxpo_services.api.principals import Principal, Role
-from gxpo_services.db.tables import Group, Run
+from gxpo_services.db.tables import SETTING_ORDER, Group, Run
 from gxpo_services.outputs import events
 from gxpo_services.run_states import TERMINAL, RunState
 from gxpo_services.runs import service as runs
@@ -160,7 +160,8 @@ def submit_sweep(sweep: Annotated[tuple[SweepRequest, list[Planned]], Depends(_p
     if group is None:
         runs.check_priority(by.principal, body.priority)
         runs.check_queue(by.session, by.settings, by.principal, len(planned))
-        spec = plain(body.model_dump())
+        order = dict.fromkeys(name for run in planned for name in run.values)
+        spec = plain(body.model_dump()) | {SETTING_ORDER: list(order)}
         group = new_group(by.session, by.principal, group_id, body.name, "sweep", spec)
         queue_runs(by.session, by.principal, group, planned, spec)
     cost = _cost([config for config, _ in planned])

@@ -15,14 +15,14 @@ from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer
-from gxpo_services.api.errors import Conflict, Invalid, NotFound, responses
-from gxpo_services.api.fields import Body, GroupId, JsonNumber, Text
+from gxpo_services.api.errors import Conflict, FieldError, Invalid, NotFound, responses
+from gxpo_services.api.fields import Body, GroupId, JsonNumber, Text, faults
 from gxpo_services.api.idempotency import Submission, answer, creating
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.run_states import TERMINAL, RunState
 from gxpo_services.runs import service as runs
-from gxpo_services.runs.configs import checked
+from gxpo_services.runs.configs import checked, invalid
 from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.sweeps import groups
 from gxpo_services.sweeps.grid import Planned
@@ -67,6 +67,7 @@ class StudyView(BaseModel):
     seeds: list[int]
     cost: StudyCost
     runs_done: int
+    due: int = Field(description="Runs that the scheduler queues next.")
     complete: bool
     failed: list[str] = Field(
         description="Ids of ended runs without a result, for which the study waits: retry failed ones, delete others."
@@ -96,12 +97,17 @@ def queue_missing(session: Session, group: Group) -> int:
         return 0
     study = study_of(group)
     keys = _keys(session, group)
-    queued = set(keys.values())
-    missing = [key for key in definition.pending(study, _results(keys)) if key not in queued]
+    missing = _due(study, keys)
     principal = Principal(group.spec["created_by_id"], group.created_by, Role.SUBMITTER)
     planned = [Planned(definition.run_config(study, key), asdict(key)) for key in missing]
     groups.queue_runs(session, principal, group, planned, group.spec)
     return len(missing)
+
+
+def _due(study: definition.Study, keys: dict[Run, definition.RunKey]) -> list[definition.RunKey]:
+    """Runs that can start now and were never queued."""
+    queued = set(keys.values())
+    return [key for key in definition.pending(study, _results(keys)) if key not in queued]
 
 
 def study_of(group: Group) -> definition.Study:
@@ -138,17 +144,24 @@ def _checked(body: StudyRequest, _: Submitter, server: Settings) -> tuple[StudyR
     Resolved before `Submission`: it may take seconds, in which SQLite's writer stays free.
     """
     try:
-        study = definition.Study.model_validate(tomllib.loads(body.toml))
+        file = tomllib.loads(body.toml.removeprefix("\ufeff"))
+        if bad := faults(file):
+            raise Invalid.of("toml", ": ".join(bad[0]))
+        study = definition.Study.model_validate(file)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise Invalid.of("toml", f"is not valid TOML: {error}") from None
     except ValidationError as error:
-        raise Invalid.of("toml", str(config_error(error, "the study", definition.Study))) from None
+        wrong = config_error(error, "the study", definition.Study).settings
+        raise invalid([FieldError(field=f"toml.{path}".rstrip("."), message=text) for path, text in wrong]) from None
     for arm in study.arms:
         try:
             for key in definition.extremes(study, arm):
                 if not math.isfinite(key.learning_rate):
                     raise Invalid.of("learning_rate", f"is {key.learning_rate}; lower its factor or the ladder's rates")
-                checked(definition.run_config(study, key).model_dump(mode="json"), server)
+                values = definition.run_config(study, key).model_dump(mode="json")
+                if bad := faults(values):  # an override is one text in the file
+                    raise Invalid.of(*bad[0])
+                checked(values, server)
         except (BadSettings, ConfigError, Invalid) as error:
             raise Invalid.of("toml", f"arms.{arm}: {error}") from None
     return body, study
@@ -168,6 +181,7 @@ def _view(session: Session, group: Group) -> StudyView:
         seeds=list(study.seeds),
         cost=StudyCost(runs=most_runs, backward_passes=most_passes),
         runs_done=len(results),
+        due=0 if group.spec.get(groups.CANCELLED) else len(_due(study, keys)),
         complete=not definition.pending(study, results),
         failed=[run.id for run, key in keys.items() if key not in settled],
         arms=[

@@ -13,6 +13,7 @@ from gxpo_client.client import Client
 from gxpo_client.errors import ServiceUnavailable
 from gxpo_dashboard.labels import REASONS, plain
 from gxpo_dashboard.session.visitor import LOG_WINDOW
+from gxpo_dashboard.views import run as run_view
 from gxpo_trainer.config import RunConfig
 
 
@@ -71,6 +72,17 @@ def test_a_part_of_the_axis_without_points_is_said_to_have_none(pages: Pages) ->
     address = {"run": run, "from": "5", "to": "9"}
     page = pages.open("run", {"axis": "step"}, **address)
     assert "No points in the visible range." in [text.value for text in page.markdown]
+
+
+def test_a_warm_start_is_drawn_over_steps_whatever_the_axis(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = pages.submit("warm", "warm_start.steps=2", "learner.loss.kl_beta=0")
+    rows = [metric_row(step, **{"warm_start/loss": 3.0 - step, "update/backward_passes_total": 0}) for step in (1, 2)]
+    pages.service.report(warm, metrics=[*rows, metric_row(3, **{"update/backward_passes_total": 3})])
+    drawn = {}
+    monkeypatch.setattr(run_view, "chart", lambda chart, scope: drawn.update({chart.key: chart}))
+    pages.open("run", run=warm, x="backward_passes")
+    assert drawn["reward"].x == "backward_passes"
+    assert drawn["warm-start"].points[["x", "y"]].to_numpy().tolist() == [[1, 2], [2, 1]]
 
 
 def test_a_prompt_is_followed_across_steps_and_runs(pages: Pages) -> None:
@@ -319,7 +331,7 @@ def test_a_link_changes_settings_of_collapsed_sections_and_names_what_it_cannot(
         ("Rule K", "many", "is not an integer"),
         ("Rule K", "1", "must be at least 2"),
         ("Rule K", "1,000", "write 1000 for a thousand"),
-        ("Seed", "-1, 2", "greater than or equal to 0"),
+        ("Seed", "-1, 2", "must be at least 0"),
         ("Verifier rewards", '[{"name": "correctness", "weight": "x"}]', "must be a number"),
     ],
 )
@@ -399,6 +411,13 @@ def test_a_clone_has_the_settings_and_tags_of_its_run_whatever_an_earlier_one_ha
     labelled(page.button, "Submit run").click().run()
     view = pages.http.get(f"/runs/{page.query_params['run']}").json()
     assert (view["parent_id"], view["config"]["seed"], view["tags"]) == (run, 7, ["a, b", "c"])
+
+
+def test_a_clone_of_a_run_that_is_gone_is_not_taken_for_a_preset(pages: Pages) -> None:
+    page = pages.open("submit", preset="r01gone0000000000000")
+    words = "There is no run or preset r01gone0000000000000; these are the settings of demo."
+    assert [warning.value for warning in page.warning] == [plain(words)]
+    assert not pages.open("submit", preset="demo").warning
 
 
 def test_an_edit_changes_nothing_else_that_others_have_changed_meanwhile(pages: Pages) -> None:

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from support.dashboard_pages import Pages, labelled, table_columns
 from support.http_server import HttpServer
+from support.reporting import metric_row
 
 from gxpo_client import client
 from gxpo_dashboard.labels import plain
@@ -53,6 +54,13 @@ def test_a_press_in_the_list_counts_in_a_run_of_the_whole_page(pages: Pages) -> 
         assert not page.exception
     listed = [(run["name"], run["state"]) for run in pages.http.get("/runs?text=many&limit=2").json()["items"]]
     assert listed == [("many 50", "queued"), ("many 49", "queued")], "the retry, and no longer the archived one"
+
+
+def test_the_curve_of_a_run_has_a_text(pages: Pages) -> None:
+    run = pages.submit("with a trend")
+    pages.service.report(run, metrics=[metric_row(step, **{"reward/mean": 0.1 * step}) for step in (1, 2, 5)])
+    ((_, text),) = table_columns(pages.open("runs", text="with a trend"))["trend"]
+    assert text == "Reward 0.100 to 0.500"
 
 
 def test_a_baseline_that_does_not_exist_leaves_the_table(pages: Pages) -> None:

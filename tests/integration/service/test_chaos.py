@@ -100,7 +100,7 @@ def strike(
     for name in ("api", "scheduler"):
         if victim in (name, "all"):
             service.kill(name)
-    alive = trainers(artifacts) if victim in ("trainer", "all") else []
+    alive = [*trainers(artifacts)] if victim in ("trainer", "all") else []
     for pid in alive if victim == "all" else [chance.choice(alive)] if alive else []:
         kill_trainer(pid)
 

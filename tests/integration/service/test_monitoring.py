@@ -48,10 +48,15 @@ def database_url(tmp_path: Path, sqlite_template: Path) -> str:
     return f"sqlite:///{file}"
 
 
+def rules() -> dict[str, str]:
+    """Expression by alert."""
+    (group,) = yaml.safe_load((FILES / "alerts.yml").read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for rule in group["rules"]}
+
+
 def expressions() -> list[str]:
-    rules = yaml.safe_load((FILES / "alerts.yml").read_text())["groups"][0]["rules"]
     panels = json.loads((FILES / "grafana-dashboard.json").read_text())["panels"]
-    return [rule["expr"] for rule in rules] + [target["expr"] for panel in panels for target in panel["targets"]]
+    return [*rules().values()] + [target["expr"] for panel in panels for target in panel["targets"]]
 
 
 def series(client: TestClient) -> dict[tuple[str, ...], float]:
@@ -152,6 +157,12 @@ def test_launches_recoveries_waits_and_lost_leases_are_counted(cluster: Cluster,
         assert session.scalars(select(SchedulerRow.ticked_at)).one() == ended_at, "that round did not end"
 
 
+def test_every_rule_has_a_case_in_which_it_fires() -> None:
+    groups = yaml.safe_load((FILES / "alerts_test.yml").read_text())["tests"]
+    fires = {case["alertname"] for group in groups for case in group["alert_rule_test"] if case.get("exp_alerts")}
+    assert fires == {*rules()}
+
+
 @needs_promtool
 def test_the_rules_pass_prometheus_own_checker_and_fire_when_they_should() -> None:
     for words in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
@@ -196,4 +207,4 @@ def test_a_real_prometheus_scrapes_the_api_and_evaluates_every_expression(promet
         assert answer("query", query=expression)["status"] == "success", expression
     (group,) = answer("rules")["data"]["groups"]
     assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
-    assert len(group["rules"]) == 8
+    assert [rule["name"] for rule in group["rules"]] == [*rules()]

@@ -73,6 +73,13 @@ def test_a_printed_preset_passes_the_check_and_a_bad_file_ends_with_code_2_and_e
     out, err = gxpo.printed()
     bad = "  seed = -1: must be at least 0\n  learner.rule.k = 1: must be at least 2\n"
     assert (out, err) == ("", f"gxpo: {file} cannot be used:\n{bad}")
+    fine = tmp_path / "fine.toml"
+    fine.touch()
+    assert gxpo("config", "--check", file, "--check", fine) == 2
+    assert gxpo.printed().out == ""
+    assert len(gxpo.out("config", "--check", fine, "--check", fine).splitlines()) == 2
+    folder = f"gxpo: {tmp_path} is a folder; name a .toml or .json file in it\n"
+    assert gxpo.error(2, "config", "--check", tmp_path) == folder
 
 
 def test_a_printed_preset_states_passes_and_the_expected_false_alarm(gxpo: Gxpo) -> None:
@@ -80,6 +87,7 @@ def test_a_printed_preset_states_passes_and_the_expected_false_alarm(gxpo: Gxpo)
     assert head[0].startswith("# GXPO: 3 backward passes per step")
     assert head[1].startswith("# On noise alone the gate is expected to fire at step 93")
     assert gxpo.out("config", "--preset", "demo-grpo").startswith("# GRPO: 1 backward pass per step.\n\n")
+    assert "there is no preset ''; choose one of demo" in gxpo.error(2, "config", "--preset", "")
 
 
 def test_prompts_of_a_run_file_are_shown_as_the_policy_sees(tmp_path: Path, gxpo: Gxpo) -> None:
@@ -91,6 +99,12 @@ def test_prompts_of_a_run_file_are_shown_as_the_policy_sees(tmp_path: Path, gxpo
     assert first.splitlines()[0].startswith("first of 1 training prompts, ")
     assert first.endswith("rendered with the model's chat template:\n<|bos|><|user|>Q: 2+2?<|end|><|assistant|>")
     assert second.startswith("first of 256 word_problems prompts, ")
+    (tmp_path / "own.csv").write_text("question,completion\n2+2?,It is 4\n")
+    learned = (*settings[:2], "--set", "rollout.source=dataset")
+    prompt, completion = gxpo.out("config", "--show-prompt", file, *learned).split("\n\n")
+    assert prompt.startswith("first of 1 training prompts, ")
+    assert completion.startswith("first of 1 completions, ")
+    assert completion.endswith(" tokens, with the end token:\nIt is 4<|end|>\n"), "and no reward"
 
 
 def test_a_check_says_what_a_run_would_download_and_what_is_missing(

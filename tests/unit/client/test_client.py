@@ -249,6 +249,18 @@ def test_a_request_that_the_service_cannot_serve_leaves_the_others(
     assert client.run("r1") == {"state": "succeeded"}
 
 
+def test_a_service_that_hangs_does_not_keep_a_page_for_a_minute(service: Service) -> None:
+    cache = ResponseCache()
+    client = client_of(service, cache=cache)
+    service.answers = dict.fromkeys(("/runs/r1", "/runs/r2", "/compare", "/groups/g1/heatmap"), (200, {}))
+    client.run("r1")
+    client.get("/compare", runs=["r1"])
+    client.heat_map("g1")
+    cache.offline = True
+    client.run("r2")
+    assert [request.extensions["timeout"]["read"] for request in service.asked] == [8, 60, 60, 1]
+
+
 def test_a_session_reads_what_it_has_just_read_once_until_it_changes_something(
     service: Service, now: list[float]
 ) -> None:

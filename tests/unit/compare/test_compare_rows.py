@@ -178,6 +178,14 @@ def test_forward_passes_are_those_of_a_reference_policy_and_of_mini_batches(
     assert forward_passes({"learner": learner}) == passes or source != "sampled", "a run older than other sources"
 
 
+@pytest.mark.parametrize(("depth", "proximal", "passes"), [(1, "sampler", 0), (1, "learner", 1), (0, "sampler", 1)])
+def test_stale_samples_with_old_logprobs_of_the_sampler_need_no_forward_pass(
+    depth: int, proximal: str, passes: int
+) -> None:
+    learner = {"mini_batches": 2, "loss": {"proximal": proximal}}
+    assert forward_passes({"learner": learner, "rollout": {"async_depth": depth}}) == passes
+
+
 def test_numbers_of_a_row_are_decoded() -> None:
     scores = {"pass@1": "NaN"}
     row = {"step": "3", "benchmark": "a", "scores": scores, "per_problem": ["NaN", 0.5], "training_s": "Infinity"}
@@ -199,6 +207,11 @@ def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
     assert config_key(watched) == config_key(made[0])
     plain, logged = (run_curves({"config": one}, [evaluation(0, 0.2)], {}).conditions for one in (made[0], watched))
     assert plain == logged, "trackers and deadlines change no accuracy"
+    limits = {"workers": 2, "memory_mb": 512}
+    limited = {**made[0], "verifier": limits, "environment": {**limits, "host": True, "deadline_s": 2.0}}
+    run = run_curves({"config": limited}, [evaluation(0, 0.2)], {})
+    assert run.conditions == plain
+    assert run.hardware["verifier.workers"] == "2", "it affects times"
     groups = group_by_config(runs)
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     with pytest.raises(DataError, match="same config and seed 1"):

@@ -19,6 +19,7 @@ from gxpo_trainer.config.io import (
     load_run,
     parse_override,
     preset_names,
+    preset_texts,
     to_toml,
     toml_value,
 )
@@ -197,6 +198,13 @@ def test_naming_another_rule_starts_from_its_defaults_in_any_order(order: int) -
     assert load_preset("demo", overrides).learner.rule == SfpoRule(k=9)
 
 
+def test_an_override_of_a_gate_keeps_the_defaults_of_the_named_rule() -> None:
+    gate, named = SfpoRule(gate={"window": 20}).gate, {"learner": {"rule": {"name": "sfpo"}}}
+    assert build(named, ["learner.rule.gate.window=20"]).learner.rule.gate == gate
+    assert build({}, ["learner.rule.gate.window=20", "learner.rule.name=sfpo"]).learner.rule.gate == gate
+    assert build({}, ["learner.rule.gate.window=20"]).learner.rule.gate == GxpoRule(gate={"window": 20}).gate
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -214,6 +222,13 @@ def test_naming_another_rule_starts_from_its_defaults_in_any_order(order: int) -
 def test_an_override_that_is_no_assignment_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         build({}, [text])
+
+
+def test_the_paper_s_models_have_the_same_presets_each_about_its_own_base() -> None:
+    kinds = ("", "-grpo", "-grpo-lr-control", "-sfpo")
+    assert [name for name in preset_names() if name.startswith("paper-")] == [f"{n}{k}" for n in PAPER for k in kinds]
+    for name, text in preset_texts().items():
+        assert "paper-1.5b" not in text or name.startswith("paper-1.5b") or name in PAPER
 
 
 def test_an_unknown_preset_is_refused_with_the_list() -> None:

@@ -181,6 +181,16 @@ def test_a_hub_name_downloads_only_the_files_of_the_split(tmp_path: Path, monkey
     assert (name, settings["repo_type"]) == ("someone/sums", "dataset")
     assert "main/train-*" in settings["allow_patterns"]
     assert not any("test" in pattern for pattern in settings["allow_patterns"])
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.list_repo_files",
+        lambda self, name, repo_type: ["README.md", "main/train-00000-of-00001.parquet", "socratic/train.parquet"],
+    )
+    refused = r"someone/sums has no files .* files: main/train-00000-of-00001.parquet, socratic/train.parquet"
+    with pytest.raises(DataError, match=refused):
+        load("someone/sums")
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda self, name, repo_type: 1 / 0)
+    with pytest.raises(DataError, match=r"someone/sums has no files .* files: main/train-00000-of-00001.parquet"):
+        load("someone/sums")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +211,7 @@ def test_a_hub_name_downloads_only_the_files_of_the_split(tmp_path: Path, monkey
         ('{"problem": "1?", "answer": ["1", "\\udfff"]}', "field 'answer' has half a character"),
         ({"problem": [{"role": "user", "content": "\ud800"}], "answer": "1"}, "message 1 of 'problem' must"),
         ({"problem": "1?", "answer": ""}, "field 'answer' is empty"),
-        ({"problem": "1?", "answer": None}, "field 'answer' is null; text is expected"),
+        ({"problem": "1?", "answer": None}, "field 'answer' is empty; correct or remove the row"),
         ({"problem": "1?", "answer": True}, "field 'answer' is true; text is expected"),
         ({"problem": "1?", "answer": []}, "text is expected"),
         ({"problem": "1?", "answer": "\\boxed{}"}, "answer in 'answer' is empty"),
@@ -238,10 +248,13 @@ def test_golds_that_cannot_be_parsed_and_bad_rows_of_parquet_are_listed_with_the
         ("mine.jsonl", b'{"problem": "\xff", "answer": "1"}\n', None, {}, r"mine\.jsonl:1: is not valid JSON"),
         ("data.txt", b"a,b", None, {}, r"ends in '\.txt'; use a \.jsonl, \.csv or \.parquet file"),
         ("a.csv", b"problem,answer\n1?,1,2\n", None, {}, r"a\.csv:2: has not the 2 cells .*; quote cells"),
-        ("a.csv", b"problem,answer\n1?,\n", None, {}, r"a\.csv:2: has no field 'answer' \(its fields: problem\)"),
+        ("a.csv", b"problem,answer\n1?,\n", None, {}, r"a\.csv:2: field 'answer' is empty; correct or remove the row"),
+        ("a.csv", b"problem,gold\n1?,\n", None, {}, r"a\.csv:2: has no field 'answer' \(its fields: gold, problem\)"),
+        ("a.csv", b"problem;answer\n1,5?;2\n", None, {}, r"a\.csv:1: columns are separated by ';'; save it with comm"),
+        ("a.csv", b"problem\tanswer\n1?\t2\n", None, {}, r"a\.csv:1: columns are separated by '\\t'; save it with"),
         ("a.csv", b"problem,problem\n1?,1\n", None, {}, r"a\.csv:1: the first line must name each column once"),
         ("a.csv", b",problem,answer,\n0,1?,1,\n", None, {}, r"a\.csv:1: the first line must name each column once"),
-        ("a.csv", b"problem,answer\n\xff,1\n", None, {}, r"is not valid CSV \('utf-8' codec.*save it as UTF-8 CSV"),
+        ("a.csv", b"problem,answer\n\xff,1\n", None, {}, r"a\.csv: is not valid CSV \('utf-8' codec.*as UTF-8 CSV"),
         ("mine.jsonl", b"", "missing.jsonl", {}, r"missing\.jsonl' does not exist"),
         ("main/test.jsonl", b"{}", ".", {}, r"no files of data.split = 'train'.*: main/test\.jsonl"),
         ("main/test.jsonl", b"{}", ".", {"split": ""}, r"no files of data.split = ''"),

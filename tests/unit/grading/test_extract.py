@@ -51,6 +51,13 @@ def test_the_final_answer_is_extracted() -> None:
         r"The final answer is $5$, so \boxed{6}": "6", r"\boxed{6}. The final answer is 5": "5",
         r"\boxed{6}. The final answer is six": "6", "#### 5\n#### 6": "6",
         "the sum is 7\n#### a heading with several words": "7", "## 5 is the result\nwe get 6": "6",
+        # Without the remark behind it and the steps before it; a condition and a modulus belong to it.
+        "The answer is 42 because 6*7=42.": "42", "The answer is 42, as 6*7=42.": "42",
+        "The answer is 81 (nine squared).": "81", "The answer is 12 (i.e. 5+7).": "12",
+        "The answer is (B), not (C).": "(B)", "42, not 43": "42", "#### 42, not 43": "42",
+        "2x = 18 so x = 9": "x = 9", "The answer is 12 so far.": "12 so far",
+        "The answer is 2^n where n > 1.": "2^n where n > 1", "The answer is x = 3 (mod 7).": "x = 3 (mod 7)",
+        "The answer is cos(theta).": "cos(theta)", "We add them all up: there are 12 (i.e. 5+7).": "12",
         # The last line, when nothing is called the answer.
         "We count the apples and there are 12 km left.": "12 km",
         "We count the apples and there are 12 of them, not 13.": "12",

@@ -215,8 +215,9 @@ def test_an_unusable_file_is_refused_before_grading(tmp_path: Path) -> None:
         "": "in.jsonl: is empty",
         "{": ":1: is not valid JSON",
         "[1]": ":1: is a list",
-        json.dumps(fine) + '\n{"gold": "5"}': ":2: 'prediction' is None",
-        '{"gold": 5, "prediction": "5"}': "'gold' is 5",
+        json.dumps(fine) + '\n{"gold": "5"}': r":2: has no field 'prediction' \(its fields: gold\); write rows with",
+        '{"gold": {}, "prediction": "5"}': "field 'gold' is {}; text is expected",
+        json.dumps(fine) + '\n{"gold": " ", "prediction": "5"}': ":2: field 'gold' is empty; correct or remove the row",
         json.dumps(fine | {"verify": {"units": 1}}): ":1: 'verify': has the unknown key 'units'",
     }
     with pytest.raises(DataError, match=r"in\.jsonl: cannot be read"):
@@ -231,3 +232,6 @@ def test_an_unusable_file_is_refused_before_grading(tmp_path: Path) -> None:
     source.write_text("".join(json.dumps(each) + "\n" for each in (row, {**row, "verify": {"unit": "min"}}, row)))
     grade_file(source, out, workers=1, deadline_s=60.0)
     assert [json.loads(line)["verdict"] for line in out.getvalue().splitlines()] == ["wrong", "correct", "wrong"]
+    # Numbers are answers, as in training data.
+    source.write_text(json.dumps({"gold": 4, "prediction": 4.0}))
+    assert grade_file(source, out, workers=1, deadline_s=60.0)["correct"] == 1

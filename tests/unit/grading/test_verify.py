@@ -9,9 +9,7 @@ import pytest
 from gxpo_trainer.grading.engine import nesting
 from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS
 from gxpo_trainer.grading.latex import MAX_NESTING, clean
-from gxpo_trainer.grading.structure import parse_answer
-from gxpo_trainer.grading.units import parse_unit
-from gxpo_trainer.grading.verify import TOO_LARGE, parse_gold, texts_equal, verify, within
+from gxpo_trainer.grading.verify import TOO_LARGE, parse_gold, texts_equal, verify
 from gxpo_trainer.types import EVASION, Verdict, VerifyOptions
 
 
@@ -146,21 +144,31 @@ def test_an_answer_is_equal_in_one_of_its_readings(gold: str, same: list[str], d
         (r"\sqrt{2}", 0.01, None, ["1.41"], ["1.40"]),
         ("1.41", 0.01, None, [r"\sqrt{2}"], []),
         ("10, 20", 0.1, None, ["20.1, 10.1"], ["10.1, 20.2", "10, 10", "10"]),
-        ("10, x", 0.1, None, [], ["10, x"]),
+        # 1.05 is near both golds, 0.95 near the first alone.
+        ("1, 1.1", 0.1, None, ["1.05, 0.95"], ["1.05, 0.85"]),
+        ("10, x", 0.1, None, ["x, 10.1"], ["10, y", "10.2, x"]),
         # A tolerance counts in the unit of the gold; 5000 m are no speed, though 5000 m/s are 18,000 km/h.
         ("5", 0.1, "km", [r"5.1 \text{ km}", r"5100 \text{ m}", "5.1"],
          [r"5101 \text{ m}", r"5 \text{ m}", r"5 \text{ kg}"]),
         ("18000", 0.1, "km/h", [r"5000 \text{ m/s}"], [r"5000 \text{ m}"]),
         ("5", 0.1, None, [r"5.1 \text{ km}"], []),
+        # It widens numbers alone: not the order, brackets, names, units and marks.
+        ("(1,2]", 0.1, None, ["(1.1,2]"], ["[1,2)", "(1,2)"]), ("(1,2)", 0.1, None, ["(1.1,2)", "1.1, 2"], ["(2,1)"]),
+        ("[1,2]", 0.1, None, [r"1.1 \le x \le 2"], ["(1,2)"]), (r"\{1,2\}", 0.1, None, [r"\{2,1.1\}"], []),
+        (r"(1,2) \cup (3,4)", 0.1, None, [r"(3.1,4) \cup (1,2)"], []),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", 0.1, None, [r"\begin{pmatrix}1.1\\2\end{pmatrix}"], []),
+        (r"45 \text{ m}", 0.1, None, [r"4510 \text{ cm}"], [r"45 \text{ s}", r"45 \text{ cm}"]),
+        (r"20^\circ C", 0.1, None, [r"20.1^\circ C", "20.1"], [r"20^\circ F"]),
+        (r"45^\circ", 0.1, None, [r"45.1^\circ"], [r"45\text{ rad}", r"45\%"]),
+        ("x=1, y=2", 0.1, None, ["y=2, x=1.1", "1.1, 2"], ["x=2, y=1", "2, 1"]),
     ],
 )  # fmt: skip
 def test_numbers_may_differ_by_a_tolerance(
     gold: str, tolerance: float, unit: str | None, near: list[str], far: list[str]
 ) -> None:
-    expected = dict.fromkeys(near, True) | dict.fromkeys(far, False)
-    known = parse_unit(unit) if unit else None
-    parsed = parse_answer(clean(gold))
-    assert {text: within(parsed, parse_answer(clean(text)), tolerance, known) for text in expected} == expected
+    expected = dict.fromkeys(near, "correct") | dict.fromkeys(far, "wrong")
+    options = VerifyOptions(tolerance, unit)
+    assert {text: verify(gold, f"\\boxed{{{text}}}", options).status for text in expected} == expected
 
 
 MINUTES = VerifyOptions(unit="minute")

@@ -341,6 +341,10 @@ def test_a_reference_adds_a_forward_pass_a_step_and_a_rule_its_passes() -> None:
     assert timing.step_time(inputs, EXACT, load, GxpoRule()).passes == pytest.approx(3 * plain)
     halves = changed(inputs, mini_batches=2)
     assert timing.step_time(halves, EXACT, load, GrpoRule()).passes == pytest.approx(with_kl)
+    ahead = halves.config.updated(rollout={"async_depth": 1})
+    for loss, passes in ((LossConfig(), with_kl), (LossConfig(proximal="sampler"), plain)):
+        stale = changed(replace(halves, config=ahead), loss=loss)
+        assert timing.step_time(stale, EXACT, load, GrpoRule()).passes == pytest.approx(passes)
     # Worked answers have no log π_old.
     worked, in_halves = (
         timing.step_time(

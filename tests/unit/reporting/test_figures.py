@@ -86,14 +86,16 @@ def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], 
 
 def test_pictures_and_dashboard_give_a_rule_the_same_hue() -> None:
     assert figures.HUES == rules.HUES
-    colors = [style.color for style in figures.line_styles([rule.label for rule in RULES])]
+    colors = [style["color"] for style in figures.line_styles([rule.label for rule in RULES])]
     assert colors == list(figures.HUES[: len(RULES)])
 
 
 def test_arms_of_a_rule_differ_in_shade_marker_and_dash() -> None:
     styles = figures.line_styles(["GXPO K=5", "GRPO", "GXPO K=10 replay", "GXPO K=3", "GXPO", "GXPO K=5 lr 1e-05"])
     of_gxpo = [style for number, style in enumerate(styles) if number != 1]
-    first, *hues = (colorsys.rgb_to_hls(*to_rgb(color))[0] for color in (figures.HUES[2], *(s.color for s in of_gxpo)))
+    first, *hues = (
+        colorsys.rgb_to_hls(*to_rgb(color))[0] for color in (figures.HUES[2], *(s["color"] for s in of_gxpo))
+    )
     assert hues == pytest.approx([first] * 5, abs=0.01)
-    assert len({style.color for style in styles}) == 6
-    assert len({(style.marker, str(style.dash)) for style in figures.line_styles(["GXPO"] * 40)}) == 40
+    assert len({style["color"] for style in styles}) == 6
+    assert len({(style["marker"], str(style["linestyle"])) for style in figures.line_styles(["GXPO"] * 40)}) == 40

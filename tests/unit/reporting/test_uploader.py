@@ -308,6 +308,7 @@ def test_service_json_is_read_once_and_its_token_is_not_shown(tmp_path: Path) ->
     path.write_text('{"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "hush"}')
     address = take_service(path)
     assert (address.url, address.run, address.attempt, address.token) == ("http://127.0.0.1:8000", "r1", 2, "hush")
+    assert address.after == 0
     assert "hush" not in repr(address)
     assert not path.exists(), "other runs of the account could read it"
     for text in ("", "[]", '{"url": "http://127.0.0.1:8000"}'):

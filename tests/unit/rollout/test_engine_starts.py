@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import ray
 from hypothesis import given, strategies as st
 
 from gxpo_trainer.config import RunConfig, TimeoutsConfig
@@ -27,6 +28,7 @@ from gxpo_trainer.rollout.sources import RolloutPlanner
 from gxpo_trainer.rollout.timeline import Span, Timeline, overlap_fraction
 from gxpo_trainer.rollout.vllm_driver import Intake, Sampled, SampleRequest, SamplingSettings, sample_seed
 from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.runtime.shared_devices import SharedDevices
 from gxpo_trainer.types import Group, Prompt
 
 SETUP_S, SAMPLING_S = 300.0, 10.0
@@ -164,6 +166,47 @@ def test_groups_that_finish_together_are_scored_each_as_its_request_says(monkeyp
     collection._streams = {items: (machine.engines.all[0], machine.engines.all[0].actor)}
     collection._receive(items)
     assert submit.call_args.args[0].rewards == [True, False]
+
+
+LOST = ray.exceptions.ObjectLostError("00" * 28, None, "")
+
+
+def test_what_was_lost_with_its_node_costs_an_engine_and_its_requests_wait_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch, 1)
+    engine, collection = machine.engines.all[0], machine.collection
+    machine.give_work(0)
+    item = iter(["lost"])
+    collection._streams = {item: collection._streams.pop("stream 0")}
+    monkeypatch.setattr("gxpo_trainer.rollout.pool.result_of", Mock(side_effect=LOST))
+    collection._receive(item)
+    assert (engine.restarts, collection._streams, [*collection._dispatcher._waiting]) == (1, {}, [0])
+    machine.engines.placement.group.get = Mock(side_effect=LOST)  # type: ignore[method-assign]
+    assert machine.engines.results([(engine, "scores")]) == []
+    assert not machine.engines.settle(engine)
+    assert engine.restarts == 3
+
+
+@pytest.mark.parametrize(("adapters", "expected"), [(False, [0, 1]), (True, [1])])
+def test_engines_that_gave_up_their_weights_are_synced_with_one_that_started_again(
+    monkeypatch: pytest.MonkeyPatch, adapters: bool, expected: list[int]
+) -> None:
+    """Engines and learner alternate on their GPUs; with adapters sleeping engines keep the base weights."""
+    machine = Machine(monkeypatch, 2)
+    engines, synced = machine.engines, list[int]()
+    engines.placement.group.get = Mock()  # type: ignore[method-assign]
+    engines.all[1].version = None
+
+    def sync(_: Any, version: int, stale: Sequence[Engine]) -> None:
+        for engine in stale:
+            synced.append(engine.index)
+            engine.version = version
+
+    monkeypatch.setattr(engines, "sync", sync)
+    pool = RolloutPool(RunConfig(), engines, source=Mock(), devices=SharedDevices(engines, Mock(), adapters=adapters))
+    assert pool.catch_up(0) == engines.all
+    assert synced == expected
 
 
 # Environment variables set before vLLM is imported.

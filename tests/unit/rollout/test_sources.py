@@ -15,13 +15,16 @@ from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.config import RunConfig, TimeoutsConfig, WarmStartConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.environments.contract import Problem
-from gxpo_trainer.errors import Stalled
+from gxpo_trainer.errors import Stalled, VerifierFailed
+from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout import sources
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.sources import AsyncRollouts, DatasetSource, RolloutPlanner
 from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 from gxpo_trainer.runtime.progress import ProgressWatch
-from gxpo_trainer.types import EXTRA_KEY, Group, Prompt, Sample, ScoredGroup, Verdict, VerifyOptions
+from gxpo_trainer.training.controller import rollout_metrics
+from gxpo_trainer.training.proofs import check_verdicts
+from gxpo_trainer.types import EXTRA_KEY, Episode, Group, Prompt, Sample, ScoredGroup, Verdict, VerifyOptions
 
 PROMPTS = 2
 
@@ -149,6 +152,27 @@ def test_deterministic_versions_do_not_depend_on_the_clock_and_begin_anew_at_che
     assert versions == [[v, v] for v in (0, 0, 0, 1, 4, 4, 4, 5, 8)]
 
 
+def test_deterministic_batches_of_a_version_are_not_sampled_by_an_engine_that_starts_again_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rollouts, pool = make(config(async_depth=2, deterministic=True))
+    rollouts.sync(0)
+    rollouts.batch(1)
+    pool.engines.ready = [SimpleNamespace(version=0), SimpleNamespace(version=None)]
+    pool.sync_engines = lambda lost, version: [setattr(engine, "version", version) for engine in lost]  # type: ignore[attr-defined]
+    collection, usable = rollouts._open(), list[list[int | None]]()
+    advance = collection.advance
+
+    def advanced() -> list[Any]:
+        usable.append([engine.version for engine in rollouts._usable_engines()])
+        return advance()
+
+    monkeypatch.setattr(collection, "advance", advanced)
+    rollouts.sync(1)
+    assert usable == [[0]] * 4, "the two requests of step 2 and of step 3"
+    assert [engine.version for engine in rollouts._usable_engines()] == [0, 1], "stand-ins do not follow a sync"
+
+
 def test_a_resumed_run_samples_the_prompts_that_were_under_way() -> None:
     settings = config(async_depth=2)
     rollouts, _ = make(settings)
@@ -214,6 +238,36 @@ def test_a_learner_that_stalls_is_noticed_although_the_engines_make_progress(mon
         rollouts.serve(["update"], "updating")
     # The stalled time is not training time.
     assert watch.working_s == 0.0
+
+
+def test_failed_groups_that_are_replaced_count_among_the_failures() -> None:
+    """Every other group fails: of 4, 2, 1 and 1 groups, all four that have a signal are the batch."""
+    loss = {"zero_variance": "resample"}
+    body = {"learner": {"loss": loss}, "rollout": {"prompts_per_step": 4}, "verifier": {"max_failed_fraction": 0.4}}
+    settings = RunConfig.model_validate(body)
+    ids = np.zeros(3, np.int32)
+    planner = RolloutPlanner(settings, TokenizedPrompts((Prompt("p", "", "1"),) * 8, (ids,) * 8, 0))
+    failed = iter([True, False] * 4)
+
+    def collect(requests: Any) -> Collected:
+        groups = []
+        for request, fails in zip(requests, failed, strict=False):
+            episode = Episode((), "error" if fails else "done")
+            sample = Sample("", ids, np.zeros(3, np.float32), "stop", ((0, 3),), episode=episode)
+            verdicts = (Verdict("error", None, 0.0),) * 2
+            if not fails:
+                verdicts = (Verdict("correct", "1", 0.0), Verdict("wrong", "2", 0.0))
+            groups.append(ScoredGroup(Group(request.prompt, ids, (sample,) * 2, 0), verdicts))
+        return Collected(groups, 0.0, 0.0, 4.0, 3.0, 1)
+
+    rollouts = planner.complete(collect(planner.requests([0, 1, 2, 3], 1)), 1, collect)
+    assert len(rollouts.groups) == 4
+    result = StepResult({}, 1, 0, 0.0, 0.0, True, None, 1.0, 0.0, 0)
+    metrics = rollout_metrics(rollouts, result, version=0, total=0)
+    names = ("verify/error_fraction", "env/error_fraction", "reward/correctness")
+    assert [metrics[name] for name in names] == [0.5, 0.5, 0.5]
+    with pytest.raises(VerifierFailed, match=r"8 of 16 responses have no reward \(50%; "):
+        check_verdicts(settings, rollouts.sampled)
 
 
 IDS = np.array([1, 2], dtype=np.int32)

@@ -6,10 +6,13 @@ import asyncio
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import ray
 from support.reward_server import PATIENCE_S, RewardServer, reply, score
 
 from gxpo_trainer.config import HttpRewardConfig, RewardConfig, RunConfig, VerifierConfig
@@ -17,7 +20,7 @@ from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, tokens
 from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.sources import http_usage
-from gxpo_trainer.rollout.verification import VerifierActor, check_rewards, episode_verdict
+from gxpo_trainer.rollout.verification import Submitted, VerifierActor, VerifierHandle, check_rewards, episode_verdict
 from gxpo_trainer.rollout.vllm_driver import Sampled
 from gxpo_trainer.training.proofs import check_verdicts
 from gxpo_trainer.types import (
@@ -284,6 +287,21 @@ def test_a_run_stops_when_a_server_fails_too_often_and_a_step_costs_the_sum_over
     more: Any = http_usage(groups, usage)
     assert more.calls == 12
     assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 5)]) is None
+
+
+def test_verdicts_that_were_lost_with_their_node_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gxpo_trainer.rollout.verification.ray.kill", Mock())
+    lost = ray.exceptions.ObjectLostError("00" * 28, None, "")
+    group = SimpleNamespace(get=Mock(side_effect=[None, lost, None, ["verdicts"]]), back_off=Mock())
+    events: list[str] = []
+    handle = VerifierHandle(
+        RunConfig(), cast(Any, SimpleNamespace(group=group)), lambda kind, *_, **__: events.append(kind)
+    )
+    monkeypatch.setattr(handle, "start", lambda: setattr(handle, "actor", Mock()))
+    handle.start()
+    submitted = Submitted([3], "groups", [True])
+    assert handle.await_verdicts({handle.submit(submitted): submitted}) == {3: "verdicts"}
+    assert events == ["verifier_restarted"]
 
 
 def test_an_address_must_be_listed_character_by_character(

@@ -206,6 +206,18 @@ def test_passes_are_three_while_active_and_one_after():
     assert "gate/z" not in reports[4].metrics
 
 
+@pytest.mark.parametrize("active", [True, False])
+def test_a_step_without_a_gradient_is_not_for_the_gate_to_judge(active):
+    # Every group of the batch has equal rewards. In the window, its norm of 0 would make any other an alarm.
+    toy = ToyLearner(torch.tensor([1.0]), lambda theta, taken: [torch.zeros(1)])
+    rule = GXPO(GxpoRule(k=3, gate=GateConfig(mode="rearm")))
+    rule.gate.state.active, rule.gate.state.cooldown = active, 3
+    report = rule.step(toy)
+    assert report.finite
+    assert "gate/value" not in report.metrics
+    assert (rule.gate.state.window, rule.gate.state.cooldown) == ([], 3)
+
+
 def test_the_gate_and_reported_norms_see_the_norm_before_clipping_and_r_the_clipped_gradient():
     gradient = quadratic(torch.tensor([1.0]))
     toy = ToyLearner(torch.tensor([10.0]), gradient, lr=1.0, max_grad_norm=1.0)

@@ -22,7 +22,7 @@ from gxpo_services.sweeps.groups import validate_sweep
 from gxpo_trainer.cli import _comments
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
-from gxpo_trainer.config.rules import RULE_CHOICE, RULES, GxpoRule, SfpoRule, rule_name, run_label
+from gxpo_trainer.config.rules import RULE_CHOICE, RULES, GxpoRule, SfpoGateConfig, SfpoRule, rule_name, run_label
 from gxpo_trainer.rules.contract import make_rule
 
 pytestmark = pytest.mark.usefixtures("workbench")
@@ -161,3 +161,9 @@ def test_a_rule_that_inherits_settings_is_compared_with_the_rule_itself() -> Non
         compared = rule.adapted_from(own)
         assert (compared.name, compared.k, compared.alpha) == (rule_name(rule), 7, 0.25)
         assert type(own).adapted_from(own) is own
+
+
+def test_sfpo_has_the_paper_s_gate_only_where_gxpo_has_it() -> None:
+    assert SfpoRule.adapted_from(GxpoRule()).gate == SfpoGateConfig(threshold=2.0)
+    for gate in ({"mode": "never"}, {"mode": "rearm", "rearm_threshold": 0.25}, {"threshold": 0.75}):
+        assert SfpoRule.adapted_from(GxpoRule(gate=gate)).gate == SfpoGateConfig(**{"threshold": 0.5, **gate})

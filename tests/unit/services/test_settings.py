@@ -104,6 +104,42 @@ def test_the_home_is_private_and_may_exist(tmp_path: Path) -> None:
         make_home(ServiceSettings(home=tmp_path / "file" / "home"))
 
 
+def test_a_folder_that_others_use_does_not_become_the_home(tmp_path: Path) -> None:
+    home, file = tmp_path / "shared", tmp_path / "shared" / "notes.txt"
+    home.mkdir(mode=0o755)
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"GXPO_HOME = .*shared .* holds other files; .* `chmod 700 .*shared`"):
+        make_home(ServiceSettings(home=home))
+    assert stat.S_IMODE(home.stat().st_mode) == 0o755
+    file.rename(home / "artifacts")
+    for _ in range(2):  # only an API was here, and an earlier home
+        make_home(ServiceSettings(home=home))
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        home.chmod(0o755)
+        (home / "token").touch()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mysql://ada:s3cret@db/x", "postgresql+asyncpg://ada:s3cret@db/x", "postgres://ada:s3cret@db/x", "db.sqlite"],
+)
+def test_a_database_of_another_kind_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_DATABASE_URL", url)
+    with pytest.raises(ConfigError) as caught:
+        read_settings()
+    told = "must begin with sqlite:/// or postgresql+psycopg://"
+    assert str(caught.value).splitlines()[1:] == [f"  GXPO_DATABASE_URL: {told}"]
+
+
+def test_faults_of_settings_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_PORT", "70000")
+    monkeypatch.setenv("GXPO_LEASE_S", "soon")
+    with pytest.raises(ConfigError) as caught:
+        read_settings()
+    told = ["  GXPO_PORT: must be at most 65535", "  GXPO_LEASE_S: must be a number"]
+    assert str(caught.value).splitlines()[1:] == told
+
+
 # Where a home's Ray lies and who may read its token; ports.
 
 
@@ -147,6 +183,14 @@ def test_a_long_home_gets_a_short_folder_and_one_that_others_made_or_may_write_i
     outer.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="not a private folder"):
         RayHead(long_home)
+
+
+def test_a_home_that_ray_cannot_encode_gets_a_folder_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_head, "_LONGEST_FOLDER", 1000)
+    monkeypatch.setattr(ray_head.tempfile, "gettempdir", lambda: str(tmp_path))
+    for name, outer in (("cafe", tmp_path / "cafe"), ("café", tmp_path)):
+        (tmp_path / name).mkdir()
+        assert RayHead(tmp_path / name).folder.parent.parent == outer
 
 
 def test_what_earlier_heads_left_is_removed_and_links_are_not_followed(long_home: Path, tmp_path: Path) -> None:

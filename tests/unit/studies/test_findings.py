@@ -88,6 +88,14 @@ def test_an_arm_with_a_run_that_diverged_before_the_plateau_is_told_as_such() ->
         assert one.adjusted == pytest.approx((1 if tested else 2) * one.p_value)
 
 
+def test_a_baseline_without_a_plateau_is_named_and_no_other_arm_is_blamed() -> None:
+    made = data({"grpo": curve(range(0, 61, 2), 1, 0.01), "gxpo": curve(range(0, 61, 2), 2, 0.011)})
+    key = RunKey("report", "grpo", 1e-5, 1)
+    made.curves[key] = replace(made.curves[key], curve=curve(range(0, 21, 2), 1, 0.01))
+    ended = "- Without a plateau, as a run diverged or ended before it: GRPO; no plateau is compared.\n"
+    assert ended in compose(made)
+
+
 def test_targets_that_a_run_meets_before_training_do_not_void_the_others() -> None:
     """Seed s starts at 0.5 + s/1000 and rises by 0.004 a pass to 0.6, or 2 (1 + s/100) times as fast."""
     shares = [0.7, 0.8, 0.9, 0.95]

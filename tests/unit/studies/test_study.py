@@ -311,6 +311,47 @@ def test_a_search_gives_the_better_half_of_its_points_the_next_seed_and_every_ar
     assert key.folder == f"report/grpo/{words}-seed-0"
 
 
+def test_a_point_that_diverged_on_its_last_seed_is_not_chosen() -> None:
+    first = searched({})
+    results = {
+        definition.RunKey("ladder", "grpo", rate, 7, words): definition.RunResult(value)
+        for (rate, words, _), value in zip(first, (0.2, 0.5, 0.3, 0.4), strict=True)
+    }
+    for rate, words, seed in searched(results):
+        results[definition.RunKey("ladder", "grpo", rate, seed, words)] = definition.RunResult(0.9, diverged=True)
+    assert definition.best_point(SEARCHED, "grpo", results) == definition.Point(*first[2][:2])
+
+
+def test_an_arm_without_an_evaluation_in_the_plateau_is_refused_before_it_runs() -> None:
+    """SFPO's steps of 4 passes end at 28 and 32, and are evaluated at 16 and 32; the plateau is from 18 to 30."""
+    sfpo = {"label": "SFPO", "overrides": ["learner.rule.name=sfpo"]}
+    for gate in ("never", "permanent"):  # evaluated every 4 steps, and every 15 passes
+        arms = BODY["arms"] | {"sfpo": {**sfpo, "overrides": [*sfpo["overrides"], f"learner.rule.gate.mode={gate}"]}}
+        refused = (
+            r"arms\.sfpo: its last evaluation within the budget is at 16 backward passes, and the plateau is from 18 "
+            r"to 30; set backward_passes to a multiple of 4"
+        )
+        with pytest.raises(ConfigError, match=refused):
+            definition.check_arms(study(backward_passes=30, evaluate_every=15, arms=arms))
+        definition.check_arms(study(backward_passes=32, evaluate_every=15, arms=arms))
+        definition.check_arms(study(backward_passes=30, evaluate_every=10, arms=arms))
+
+
+def test_arms_may_differ_in_all_settings_of_a_loss_that_one_of_them_names(tmp_path) -> None:
+    arms = {arm: {"label": arm.upper()} for arm in ("grpo", "dppo")}
+    arms["dppo"]["overrides"] = ["learner.loss.surrogate = dppo"]
+    both = study(arms=arms)
+    curves = {}
+    for arm, clip in (("grpo", "0.2"), ("dppo", "0.15")):
+        conditions = {"learner.loss.surrogate": arm, "learner.loss.clip_low": clip, "model.path": clip}
+        made = EvaluationCurve(*(np.array([1.0]) for _ in range(7)))
+        curves[definition.RunKey("report", arm, 1e-5, 0)] = RunCurves(arm, arm, 0, made, conditions=conditions)
+    folder = tmp_path / next(iter(curves)).folder
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"config": {}}))
+    assert study_data._conditions(both, tmp_path, list(curves), curves)["unequal"] == ["model.path"]
+
+
 def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_of_its_own() -> None:
     own = BODY["arms"] | {"gxpo": BODY["arms"]["gxpo"] | {"search": {"learner.rule.k": [3, 5, 10]}}}
     wide = study(ladder=None, search=SEARCH | {"runs": 60}, arms=own)
@@ -350,7 +391,7 @@ calls = out.parent / "calls"
 with calls.open("a") as file:
     file.write(out.name + "\\n")
 if {fails} and seed == 1 and calls.read_text().count(out.name) <= {fails}:
-    sys.exit(1)
+    sys.exit("gxpo: out of luck")
 out.mkdir(exist_ok=True)
 (out / "run.json").write_text(json.dumps({{"config": config}}))
 row = {{"attempt": 1, "step": 6, "benchmark": "easy", "scores": {{"pass@1": 1.0 - 1e4 * rate}}}}
@@ -463,8 +504,31 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
 
 def test_a_run_that_fails_twice_ends_the_study_with_its_log(tmp_path, stand_in) -> None:
     stand_in(fails=2)
+    lines: list[str] = []
     with pytest.raises(TrainingError, match=r"failed twice; see the end of .*seed-1\.log"):
-        StudyRunner(study(), tmp_path / "study", 1, lambda line: None).run()
+        StudyRunner(study(), tmp_path / "study", 1, lines.append).run()
+    (told, _) = [line for line in lines if "ended with exit code 1" in line]
+    assert told.endswith(" min: gxpo: out of luck")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('evaluation.benchmarks=["nosuch.jsonl"]', "evaluation.benchmarks: the file 'nosuch.jsonl' does not exist"),
+        ("environment.name=nosuch:Env", 'environment.name = "nosuch:Env": cannot'),
+    ],
+)
+def test_a_study_that_cannot_run_here_is_refused_before_it_is_registered(
+    tmp_path, stand_in, capsys, override, message
+) -> None:
+    stand_in()
+    file, out = tmp_path / "small.toml", tmp_path / "runs"
+    file.write_text(tomli_w.dumps({**BODY, "overrides": [override]}))
+    assert main(["study", "run", str(file), "--out", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("gxpo: arms.grpo: ")
+    assert message in told
+    assert not out.exists()
 
 
 def test_sigterm_ends_the_runs_of_a_study(tmp_path) -> None:

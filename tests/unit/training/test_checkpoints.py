@@ -130,6 +130,11 @@ def test_checkpoints_are_listed_without_reading_their_weights(tmp_path, capsys):
     (subject.path(3) / "learner" / "rank-0.safetensors").write_bytes(b"")
     assert cli.main(["checkpoints", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "step 3  pass@1 0.2500\nstep 5\n"
+    for more in (["--adapter"], ["--step", "3"]):
+        assert cli.main(["checkpoints", str(tmp_path), *more]) == 2
+        assert "--step and --adapter need --export DIR" in capsys.readouterr().err
+    assert cli.main(["checkpoints", str(tmp_path), "--export", str(tmp_path / "policy")]) == 0
+    assert capsys.readouterr().out == f"step 5 exported to {tmp_path / 'policy'}\n"
 
 
 def test_what_is_kept_is_chosen_without_later_checkpoints_that_are_damaged(tmp_path):

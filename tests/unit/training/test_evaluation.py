@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from support.command_line import Gxpo
 from support.data_files import write
 
+from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
 from gxpo_trainer.environments.contract import Problem
@@ -122,6 +124,35 @@ def test_the_command_scores_by_its_settings_and_shows_what_failed(
     assert header.split()[-1] == ("failed" if failed else "truncated")
     # The responses to two of four problems fail, or are wrong; none is truncated.
     assert row.split()[-2:] == (["0.0%", "50.0%"] if failed else ["2", "0.0%"])
+
+
+@pytest.mark.parametrize(
+    ("most", "words", "limit", "length"),
+    [
+        (4096, (), 3072, 4096),
+        (1536, (), 768, 1536),  # half, as 1024 for the prompt would be more
+        (512, (), 256, 512),
+        (512, ("--max-new-tokens", "440"), 440, 512),
+        (512, ("--set", "evaluation.max_new_tokens=400"), 400, 512),
+        (8192, (), 3072, 3072 + 1024),
+        (512, ("--set", "environment.name=calculator", "--set", "environment.max_turns=2"), (512 - 64) // 2, 512),
+    ],
+)
+def test_responses_leave_room_for_a_prompt_in_the_models_positions(
+    most: int, words: tuple[str, ...], limit: int, length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(STARTER_FOLDER, tmp_path / "model")
+    body = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**body, "max_position_embeddings": most}))
+    own = write(tmp_path / "own.jsonl", *({"problem": "1+" * n + "1?", "answer": "7"} for n in (0, 30)))
+    command = "eval", "--model", str(model), "--benchmark", str(own), *words
+    config, _ = evaluation._config(cli.build_parser().parse_args(command))
+    assert (config.evaluation.max_new_tokens, config.model.max_length) == (limit, length)
+    if limit == 440:
+        told = "new tokens in model.max_length = 512; lower --max-new-tokens; the model has 512 positions\n"
+        assert Gxpo(capsys).error(2, *command).endswith(f"1 prompts of {own} leave no room for 440 {told}")
+        told = "; lower --max-new-tokens; the model has 512 positions\n"
+        assert Gxpo(capsys).error(2, *command, "--max-new-tokens", "600").endswith(told)
 
 
 def test_the_terminal_numbers_the_steps_after_a_warm_start_from_one() -> None:

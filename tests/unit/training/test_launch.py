@@ -244,6 +244,7 @@ def test_an_attempt_is_above_all_that_have_begun_and_counts_what_it_repeats(tmp_
         made.log_metrics(3, {"update/backward_passes_total": 9.0, "update/repeated_passes_total": 9.0})
     # Killed again before the next checkpoint: three more, and the number 2 is used up.
     assert next_attempt(tmp_path, checkpoint(tmp_path, 1, 6.0)) == 3
+    assert [next_attempt(tmp_path, None, after=received) for received in (1, 4)] == [3, 5]
     assert repeated_passes(tmp_path, checkpoint(tmp_path, 1, 6.0)) == 12
     assert repeated_passes(tmp_path, None) == 18
     assert [(row["step"], row["attempt"]) for row in read_metrics(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
@@ -435,13 +436,13 @@ def test_a_step_reports_the_seconds_of_both_its_syncs(tmp_path: Path, monkeypatc
 def test_the_responses_of_a_step_that_nothing_judges_are_kept() -> None:
     config = RunConfig()
     verdicts = (Verdict("error", None, 0.0, "no judge"),) * 2
-    rollouts: Any = Mock(groups=[Mock(verdicts=verdicts)])
+    rollouts: Any = Mock(sampled=[Mock(verdicts=verdicts)])
     runtime: Any = Mock(config=config, rollouts=Mock(sync_due=False))
     reporter: Any = Mock()
     controller = Controller(runtime, Mock(), reporter, Mock(), Mock())
     with pytest.raises(VerifierFailed, match=r"2 of 2 responses have no reward .* 2 error, last: 'no judge'"):
         controller._learn_rewards(1, rollouts)
-    reporter.log_samples.assert_called_once_with(1, rollouts.groups)
+    reporter.log_samples.assert_called_once_with(1, rollouts.sampled)
 
 
 def test_signals_end_the_process_while_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:

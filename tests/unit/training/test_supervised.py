@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
+from support.checkpointed import save_checkpoint
 from support.data_files import write
 from transformers import AutoTokenizer
 
@@ -16,7 +18,7 @@ from gxpo_trainer import cli
 from gxpo_trainer.algo.batch import StepBatch, supervised_batch
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build, load_preset
-from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.timeline import Timeline
@@ -89,6 +91,33 @@ def test_a_teacher_that_cannot_work_is_refused(tmp_path: Path, changes: dict[str
     body = {"rollout": {"source": "teacher"}, "teacher": {"path": "starter"}, "placement": {"device": "cpu"}}
     with pytest.raises(ConfigError, match=message):
         prepare(build({**body, **changes}), tmp_path / "run")
+
+
+def test_a_run_resumes_with_the_teacher_that_it_began_with(tmp_path: Path) -> None:
+    folder = shutil.copytree(STARTER_FOLDER, tmp_path / "taught")
+    body = {"rollout": {"source": "teacher"}, "teacher": {"path": str(folder)}, "placement": {"device": "cpu"}}
+    save_checkpoint(prepare(build(body), tmp_path / "run"))
+    prepare(build(body), tmp_path / "run", resume=True)
+    weights = folder / "model.safetensors"
+    *kept, last = weights.read_bytes()
+    weights.write_bytes(bytes([*kept, last ^ 1]))
+    with pytest.raises(CheckpointError, match=r"the content of teacher\.path has changed since"):
+        prepare(build(body), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(("benchmarks", "started"), [([], "learner"), (["word_problems"], "sampler and learner")])
+def test_the_console_names_what_starts(
+    benchmarks: list[str], started: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = "_reserve cluster_resources check_memory build_runtime Controller next_attempt repeated_passes Trackers"
+    for name in (*steps.split(), "_write_identity", "_record_end"):
+        monkeypatch.setattr(run, name, MagicMock())
+    monkeypatch.setattr(run, "connect_ray", lambda placement: False)
+    said: list[str] = []
+    config = settings(tmp_path, ROWS, evaluation={"benchmarks": benchmarks})
+    prepared = Mock(config=config, checkpoint=None, skipped=())
+    run._run(prepared, Mock(terminated=False), Mock(), Mock(message=said.append))
+    assert said == [f"starting {started}"]
 
 
 @pytest.mark.parametrize(("rule", "trained"), [("", "grpo"), ('[learner.rule]\nname = "gxpo"\nk = 7\n', "gxpo")])

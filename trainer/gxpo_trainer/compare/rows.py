@@ -33,10 +33,14 @@ STEP_TIMES = ("time/rollout_s", "time/verify_s", "time/step_s")
 """The metrics of `sampling_share`."""
 
 _FREE = re.compile(
-    r"(name|seed|learner\.rule|learner\.optimizer\.learning_rate|budget|checkpoint|diagnostics|logging|timeouts)(\.|$)"
+    r"(name|seed|learner\.rule|learner\.optimizer\.learning_rate|budget|checkpoint|diagnostics|logging|timeouts"
+    r"|verifier\.max_failed_fraction|rollout\.logprob_gap_(mean|max)_limit)(\.|$)"
 )
 """Settings in which compared runs may differ: those under test, and those that do not affect accuracy."""
-_SPEED = re.compile(r"(placement|rollout\.(gpu_memory_utilization|cpu_kv_cache_gib|max_num_seqs))(\.|$)")
+_SPEED = re.compile(
+    r"(placement|rollout\.(gpu_memory_utilization|cpu_kv_cache_gib|max_num_seqs)|verifier\.(workers|memory_mb)"
+    r"|environment\.(workers|memory_mb|host|deadline_s))(\.|$)"
+)
 """Settings that affect times, but not accuracy."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "peft", "math-verify")
@@ -89,10 +93,12 @@ def run_curves(
 
 def forward_passes(config: Mapping[str, Any]) -> float:
     """Forward passes of a step without a backward pass: of a reference policy or a teacher, and for log π_old of
-    mini-batches, which worked answers do not have."""
-    learner, source = config["learner"], (config.get("rollout") or {}).get("source")
-    scored = source == "teacher" or bool((learner.get("loss") or {}).get("kl_beta"))
-    return float(scored) + float(source != "dataset" and learner.get("mini_batches") not in (None, 1))
+    mini-batches, which worked answers do not have and stale samples with π_old of the sampler do not need."""
+    learner, rollout = config["learner"], config.get("rollout") or {}
+    source, loss = rollout.get("source"), learner.get("loss") or {}
+    known = source == "dataset" or (bool(rollout.get("async_depth")) and loss.get("proximal") == "sampler")
+    scored = source == "teacher" or bool(loss.get("kl_beta"))
+    return float(scored) + float(not known and learner.get("mini_batches") not in (None, 1))
 
 
 def sampling_share(series: Series) -> float | None:

@@ -2,8 +2,8 @@
 
 TOML has no null: the word `"none"` replaces it wherever a setting is optional.
 
-Presets are the files of `presets/`. A preset may start from another with `extends = "name"`; run files may not, so
-that each is complete.
+Presets are the files of `presets/`, and what `preset_texts` derives from them. A preset may start from another with
+`extends = "name"`; run files may not, so that each is complete.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     while base is not None:
         if base not in preset_names():
             raise ConfigError(f"there is no preset {base!r}; choose one of {', '.join(preset_names())}")
-        file = resources.files("gxpo_trainer.config") / "presets" / f"{base}.toml"
-        own = tomllib.loads(file.read_text(encoding="utf-8"))
+        own = tomllib.loads(preset_texts()[base])
         base = own.pop("extends", None)
         settings = _merge(own, settings)
     return build(settings, overrides, source=f"preset {name}")
@@ -87,8 +86,21 @@ def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 def preset_names() -> list[str]:
     """Names that `load_preset` takes, in alphabetical order."""
-    folder = resources.files("gxpo_trainer.config") / "presets"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(preset_texts())
+
+
+_FIRST_OF_PAPER = "paper-1.5b"
+
+
+@functools.cache
+def preset_texts() -> dict[str, str]:
+    """TOML of each preset by name. The paper's other models have the baseline, SFPO and control of its first one."""
+    files = (resources.files("gxpo_trainer.config") / "presets").iterdir()
+    texts = {f.name.removesuffix(".toml"): f.read_text(encoding="utf-8") for f in files if f.name.endswith(".toml")}
+    siblings = [name for name in texts if name.startswith(f"{_FIRST_OF_PAPER}-")]
+    for base in [name for name in texts if name.startswith("paper-") and not name.startswith(_FIRST_OF_PAPER)]:
+        texts |= {name.replace(_FIRST_OF_PAPER, base): texts[name].replace(_FIRST_OF_PAPER, base) for name in siblings}
+    return texts
 
 
 def build(settings: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "the config") -> RunConfig:
@@ -106,6 +118,8 @@ def read_settings(path: Path, fix: str = "`gxpo config --preset demo > {name}` c
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; {fix.format(name=path.name)}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; name a .toml or .json file in it") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     try:
@@ -168,14 +182,19 @@ def _refuse_part_of_list(text: str, path: str) -> None:
 
 def _section(settings: dict[str, Any], path: str) -> dict[str, Any]:
     """The section of `settings` that holds the setting at `path`; one that is missing is added with its defaults, but
-    without the benchmarks, which follow from the data."""
+    without the benchmarks, which follow from the data, and empty in a section of another choice than the default."""
     section: dict[str, Any] = settings
     default: Any = RunConfig().model_dump(exclude={"evaluation": {"benchmarks"}})
-    for key in path.split(".")[:-1]:
+    chosen_by = {choice.section: choice.key for choice in CHOICES.values()}
+    sections = path.split(".")[:-1]
+    for number, key in enumerate(sections, start=1):
         default = default.get(key) if isinstance(default, dict) else None
         if not isinstance(section.get(key), dict):
             section[key] = copy.deepcopy(default) if isinstance(default, dict) else {}
         section = section[key]
+        name = chosen_by.get(".".join(sections[:number]))
+        if name in section and isinstance(default, dict) and section[name] != default.get(name):
+            default = None
     return section
 
 

@@ -138,8 +138,9 @@ _PHRASES = {
     "string_too_short": "must not be empty",
     "string_too_long": "must be at most {max_length} characters",
     "string_pattern_mismatch": "must match {pattern}",
-    "tuple_type": "must be a list in brackets",
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list in brackets"),
     "missing": "is missing; set it",
+    "extra_forbidden": "is unknown; remove it",
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a table of settings"),
 }
 
@@ -153,6 +154,23 @@ class BadSettings(ConfigError):
     def __init__(self, message: str, settings: tuple[tuple[str, str], ...]) -> None:
         super().__init__(message)
         self.settings = settings
+
+
+def phrase(error: Any) -> str:
+    """The problem and fix of one pydantic error, without its setting and value."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in ("literal_error", "enum"):
+        return f"must be {context['expected']}".replace("'", '"')
+    if kind in ("too_short", "too_long") and isinstance(error.get("input"), str):
+        kind = f"string_{kind}"  # of a text with a validator of its own
+    elif kind in ("too_short", "too_long") and "actual_length" in context:
+        bound = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
+        return f"has {context['actual_length']} entries and must have {bound}"
+    if kind == "missing" and error["loc"] and isinstance(error["loc"][-1], int):
+        return "is missing from the list"
+    return _PHRASES[kind].format(**context) if kind in _PHRASES else str(error["msg"])
 
 
 def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
@@ -177,19 +195,7 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
             fix = f"did you mean {near}?" if near else "`gxpo config --schema` lists all settings; remove it"
             problem = f"unknown setting; {fix}"
         return path, f" = {show(value)}", problem
-    if kind == "value_error":
-        message = str(context["error"])
-    elif kind == "literal_error":
-        message = f"must be {context['expected']}".replace("'", '"')
-    elif kind in ("too_short", "too_long") and "actual_length" in context:
-        bound = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
-        message = f"has {context['actual_length']} entries and must have {bound}"
-    elif kind == "missing" and error["loc"] and isinstance(error["loc"][-1], int):
-        message = "is missing from the list"
-    elif kind in _PHRASES:
-        message = _PHRASES[kind].format(**context)
-    else:
-        message = error["msg"]
+    message = phrase(error)
     if (isinstance(value, dict) and kind == "value_error") or kind == "missing":
         return path, "", message
     return path, f" = {show(value)}", message

@@ -221,7 +221,7 @@ class SfpoRule(RuleSettings):
         gate = base.gate_config
         if base.name == rule_name(cls) or gate is None:
             return super().adapted_from(base)
-        if gate.threshold == _PAPER_THRESHOLD:
+        if gate.threshold == _PAPER_THRESHOLD and gate.mode == "permanent":
             own = SfpoGateConfig(threshold=_PAPER_SFPO_THRESHOLD, window=gate.window)
         else:
             own = SfpoGateConfig.model_validate(gate.model_dump() | {"two_sided": True})

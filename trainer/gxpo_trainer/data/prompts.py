@@ -261,7 +261,7 @@ def field_text(record: Record, name: str, fix: str) -> str:
     if name not in record.fields:
         has = ", ".join(sorted(record.fields)) or "none"
         raise DataError(f"{record.location}: has no field {name!r} (its fields: {has}); {fix}")
-    value = record.fields[name]
+    value = "" if record.fields[name] is None else record.fields[name]
     parts = value if isinstance(value, list) else [value]
     if not parts or any(type(part) not in (str, int, float, Decimal) for part in parts):
         raise DataError(f"{record.location}: field {name!r} is {json.dumps(value, default=str)[:80]}; text is expected")

@@ -61,7 +61,7 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
         problem=f"data.source = {source!r} is not a local file or folder and cannot be downloaded from the hub",
         fix="set it to a local copy, or check the name and the connection",
     )
-    return files_of_split(copy, split, subset)
+    return files_of_split(copy, split, subset, source)
 
 
 def on_hub(source: str) -> bool:
@@ -71,9 +71,12 @@ def on_hub(source: str) -> bool:
     return named and not path.exists()
 
 
-def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
+def files_of_split(folder: Path, split: str, subset: str | None, repository: str = "") -> list[Path]:
     """Files of one split in hub layout: data/train-00000-of-00001.parquet, main/train-….parquet (subset `main`),
-    train.jsonl, or train/….jsonl. Parquet files take precedence over JSONL files, and those over CSV files."""
+    train.jsonl, or train/….jsonl. Parquet files take precedence over JSONL files, and those over CSV files.
+
+    repository: of the hub, of which the folder has a part.
+    """
     for home in _homes(subset):
         for suffix in (".parquet", ".jsonl", ".csv"):
             patterns = (f"{split}-*{suffix}", f"{split}{suffix}", f"{split}/*{suffix}")
@@ -82,9 +85,16 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
                 if files:
                     return files
     present = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix in SUFFIXES)
+    if repository:
+        from huggingface_hub import HfApi
+
+        with suppress(Exception):  # as in `download`
+            present = [
+                name for name in HfApi().list_repo_files(repository, repo_type="dataset") if name.endswith(SUFFIXES)
+            ]
     listed = ", ".join(present[:8]) or "none"
     raise DataError(
-        f"{folder} has no files of data.split = {split!r}, data.subset = {subset!r}; "
+        f"{repository or folder} has no files of data.split = {split!r}, data.subset = {subset!r}; "
         f"set the two to match one of its .jsonl, .csv and .parquet files: {listed}"
     )
 
@@ -122,7 +132,7 @@ def read_records(files: Iterable[Path], most: int | None = None) -> list[Record]
 
 
 def _csv(file: Path) -> Iterator[Record]:
-    """Rows of a comma-separated UTF-8 file, whose first line names the columns; an empty cell is a missing field.
+    """Rows of a comma-separated UTF-8 file, whose first line names the columns; an empty cell is None.
 
     A column without a name, as pandas writes for its index, is left out.
     """
@@ -131,6 +141,8 @@ def _csv(file: Path) -> Iterator[Record]:
         reader = csv.DictReader(stream, strict=True)
         try:
             names = reader.fieldnames or []
+            if len(names) == 1 and (separator := re.search("[;\t]", names[0])):
+                raise DataError(f"{file}:1: columns are separated by {separator[0]!r}; save it with commas")
             if len({*names}) < len(names):
                 raise DataError(f"{file}:1: the first line must name each column once; its names: {', '.join(names)}")
             for number, row in enumerate(reader, start=1):
@@ -139,10 +151,11 @@ def _csv(file: Path) -> Iterator[Record]:
                     fix = "quote cells that contain commas, and leave none out"
                     raise DataError(f"{location}: has not the {len(names)} cells of the first line; {fix}")
                 yield Record(
-                    location, f"{file.stem}/{number}", {name: cell for name, cell in row.items() if name and cell}
+                    location, f"{file.stem}/{number}", {name: cell or None for name, cell in row.items() if name}
                 )
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{file}:{reader.line_num}: is not valid CSV ({error}); save it as UTF-8 CSV") from None
+        except (UnicodeDecodeError, csv.Error) as error:  # text is decoded ahead of the line that is read
+            place = f"{file}:{reader.line_num}" if isinstance(error, csv.Error) else file
+            raise DataError(f"{place}: is not valid CSV ({error}); save it as UTF-8 CSV") from None
 
 
 def _jsonl(file: Path) -> Iterator[Record]:

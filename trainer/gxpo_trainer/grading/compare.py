@@ -12,50 +12,55 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import TypeGuard
 
 from gxpo_trainer.grading.engine import engine_equal
-from gxpo_trainer.grading.equality import proportional
+from gxpo_trainer.grading.equality import constant_value, proportional
 from gxpo_trainer.grading.expression import Node, parse_expression
 from gxpo_trainer.grading.latex import Unsupported
-from gxpo_trainer.grading.scalar import has_letters, read, scalars_equal
+from gxpo_trainer.grading.scalar import EXACT, has_letters, read, scalars_equal
 from gxpo_trainer.grading.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
 from gxpo_trainer.grading.units import WORDS
 
 MAX_MATCHED = 60
 
 
-def answers_equal(gold: Answer, answer: Answer) -> bool | None:
-    """Whether the answer is the gold; None when that could not be decided. Raises TooLarge."""
+def answers_equal(gold: Answer, answer: Answer, tolerance: Fraction = EXACT) -> bool | None:
+    """Whether the answer is the gold; None when that could not be decided. Raises TooLarge.
+
+    tolerance: largest difference of each number; brackets, names and units must agree as without one.
+    """
     if gold.text and gold.text == answer.text:
         return True
     if same_name(gold, answer):
-        return answers_equal(_value(gold), _value(answer))
+        return answers_equal(_value(gold), _value(answer), tolerance)
     if isinstance(gold, Scalar) and isinstance(answer, Scalar):
-        return scalars_equal(gold.text, answer.text)
+        return scalars_equal(gold.text, answer.text, tolerance)
     a, b = as_intervals(gold), as_intervals(answer)
     names = _solved_for(gold), _solved_for(answer)
     if all(names) and names[0] != names[1] and not any("(" in name for name in names[0] | names[1]):
         a = None  # conditions on different letters
     if a is not None and b is not None and (a, b) != (gold, answer):
-        return answers_equal(a, b)
+        return answers_equal(a, b, tolerance)
     if isinstance(gold, Sequence) and isinstance(answer, Sequence):
-        return _sequences(gold, answer)
+        return _sequences(gold, answer, tolerance)
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return relations_equal(gold, answer)
     if isinstance(gold, Relation):
         value = value_of(gold) if is_assignment(gold) or gold.operators[0] == "\\approx" else None
-        return value is not None and answers_equal(parse_answer(value), answer)
+        return value is not None and answers_equal(parse_answer(value), answer, tolerance)
     if isinstance(answer, Relation):
         value = value_of(answer)
-        return value is not None and answers_equal(gold, parse_answer(value))
+        return value is not None and answers_equal(gold, parse_answer(value), tolerance)
     if isinstance(gold, Union) and isinstance(answer, Union):
-        return _unordered(gold.items, answer.items)
+        return _unordered(gold.items, answer.items, tolerance)
     if isinstance(gold, Matrix) or isinstance(answer, Matrix):
-        return _matrices(gold, answer)
+        return _matrices(gold, answer, tolerance)
     # One answer against several is equal only where the several are one.
     sides = [_flattened(side) if isinstance(side, Sequence) else (side,) for side in (gold, answer)]
-    return len(sides[0]) == len(sides[1]) == 1 and sides != [(gold,), (answer,)] and answers_equal(*sides[0], *sides[1])
+    one = len(sides[0]) == len(sides[1]) == 1 and sides != [(gold,), (answer,)]
+    return one and answers_equal(sides[0][0], sides[1][0], tolerance)
 
 
 def _value(answer: Answer) -> Answer:
@@ -63,7 +68,7 @@ def _value(answer: Answer) -> Answer:
     return parse_answer(value_of(answer) or "") if is_assignment(answer) else answer
 
 
-def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
+def _sequences(gold: Sequence, answer: Sequence, tolerance: Fraction) -> bool | None:
     a, b = _flattened(gold), _flattened(answer)
     if len(a) != len(b) and _is_set(gold, a) and _is_set(answer, b):
         return max(len(a), len(b)) <= MAX_MATCHED and all(
@@ -72,8 +77,8 @@ def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
     if len(a) != len(b) or not _brackets_agree(gold, answer):
         return False
     if gold.opening in ("(", "[") or (answer.opening in ("(", "[")):
-        return _ordered(map(_value, _by_coordinate(a)), map(_value, _by_coordinate(b)))
-    return _lists(a, b)
+        return _ordered(map(_value, _by_coordinate(a)), map(_value, _by_coordinate(b)), tolerance)
+    return _lists(a, b, tolerance)
 
 
 def _by_coordinate(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
@@ -112,7 +117,7 @@ def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
     return tuple(items)
 
 
-def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
+def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...], tolerance: Fraction) -> bool | None:
     """Bare lists and sets: by names when both sides name all values, in the gold's order when only one side names
     different things or names come again (p = 1, q = 2, p = 3, q = 4), else in any order."""
     names = [tuple(assigned_name(item) for item in items) for items in (gold, answer)]
@@ -122,41 +127,48 @@ def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
     values = tuple(map(_value, gold)), tuple(map(_value, answer))
     if all(named) and len(set(names[0])) == len(names[0]) and set(names[0]) == set(names[1]):
         by_name = dict(zip(names[1], values[1], strict=True))
-        return _ordered(values[0], (by_name[name] for name in names[0]))
+        return _ordered(values[0], (by_name[name] for name in names[0]), tolerance)
     if all(named) and any(different):
-        return names[0] == names[1] and _ordered(*values)
+        return names[0] == names[1] and _ordered(*values, tolerance)
     if named[0] != named[1] and different[named.index(True)]:
-        return _ordered(*values)
-    return _unordered(*values)
+        return _ordered(*values, tolerance)
+    return _unordered(*values, tolerance)
 
 
-def _ordered(gold: Iterable[Answer], answer: Iterable[Answer]) -> bool | None:
+def _ordered(gold: Iterable[Answer], answer: Iterable[Answer], tolerance: Fraction) -> bool | None:
     """Item by item: False when two differ, else None when a pair is undecided."""
     result: bool | None = True
     for a, b in zip(gold, answer, strict=True):
-        verdict = answers_equal(a, b)
+        verdict = answers_equal(a, b, tolerance)
         if verdict is False:
             return False
         result = result and verdict
     return result
 
 
-def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
-    """Whether the items pair off (equality is an equivalence, so taking the first match is enough)."""
+def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...], tolerance: Fraction) -> bool | None:
+    """Whether the items pair off. Taking the first match is enough: equality is an equivalence, and numbers within a
+    tolerance are taken in ascending order."""
     if len(gold) != len(answer):
         return False
     if len(gold) > MAX_MATCHED:
-        return _ordered(gold, answer)
-    left = list(answer)
-    for item in gold:
-        verdicts = [answers_equal(item, other) for other in left]
+        return _ordered(gold, answer, tolerance)
+    left = sorted(answer, key=_size) if tolerance else list(answer)
+    for item in sorted(gold, key=_size) if tolerance else gold:
+        verdicts = [answers_equal(item, other, tolerance) for other in left]
         if True not in verdicts:
             return None if None in verdicts else False
         left.pop(verdicts.index(True))
     return True
 
 
-def _matrices(gold: Answer, answer: Answer) -> bool | None:
+def _size(answer: Answer) -> Fraction:
+    """The number that a scalar states, to sort by; 0 for all else."""
+    node = read(answer.text).node if isinstance(answer, Scalar) else None
+    return (node and constant_value(node)) or EXACT
+
+
+def _matrices(gold: Answer, answer: Answer, tolerance: Fraction) -> bool | None:
     r"""Entry by entry; a row or column vector equals the tuple of its entries."""
     sides = []
     for side in (gold, answer):
@@ -171,7 +183,7 @@ def _matrices(gold: Answer, answer: Answer) -> bool | None:
     (kind, shape, entries, vector), (other_kind, other_shape, others, other_vector) = sides
     if (kind, shape) != (other_kind, other_shape) and not (vector and other_vector and [] in (shape, other_shape)):
         return False
-    return len(entries) == len(others) and _ordered(entries, others)
+    return len(entries) == len(others) and _ordered(entries, others, tolerance)
 
 
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}

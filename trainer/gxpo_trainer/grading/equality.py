@@ -103,6 +103,18 @@ def rational_value(node: Node) -> Fraction | None:
     return value
 
 
+def constant_value(node: Node) -> Fraction | None:
+    """A real constant, exactly where it is rational, else to `DIGITS` digits; None for all else. Raises TooLarge."""
+    try:
+        exact = rational_value(node)
+        value = None if exact is not None else value_at(node, precise(), no_symbols, real=True)
+    except Undefined:
+        return None
+    if exact is None and not isinstance(value, precise().mpc) and precise().isfinite(value):
+        return Fraction(precise().nstr(value, DIGITS))
+    return exact
+
+
 def value_at(node: Node, context: Any, point: Point, real: bool) -> Any:
     """Value of the expression at a point, in `context`: mpmath.fp, mp, or None for exact fractions.
 

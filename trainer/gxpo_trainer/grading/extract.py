@@ -38,9 +38,16 @@ _TRAILING_ANCHORS = 4
 _VERB = re.compile(r"\b(?:is|are|equals)\s")
 _REMARK = re.compile(
     r"(?<=[\w$%}*)])\s*"
-    r"(?:\((?=[^()]*[a-z]{2})|,?\s*(?:(?:which|because|since|that is|where|out of)\b|i\.e\.))",
+    r"(?:\((?=[^()]*[a-z]{2}|i\.e|e\.g)|,?\s*(?:(?:which|because|since|that is|where|out of)\b|i\.e\.))",
     re.IGNORECASE,
 )
+_ASIDE = re.compile(
+    r"(?<=[\w$%}*)]),?\s+(?:because|since|which|that is|i\.e)\b|(?<=\d),?\s+as\b|,\s*not\s"
+    r"|(?<=[\d$%}*)])\s+\((?:i\.e|e\.g|(?!(?:mod|base|for|where|when|with|and)\b)[a-z]{3,}[\s)])",
+    re.IGNORECASE,
+)
+"""A remark behind a short answer; a condition or a modulus is none."""
+_CONCLUSION = re.compile(r",?\s(?:so|hence|thus|therefore)\s(?=.*[\d=])", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<!i\.e)(?<!e\.g)[.!?]\s|。|\n")
 _NEGATED = re.compile(r"\b(?:not|cannot|never)\s+(?:\w+\s+)?$", re.IGNORECASE)
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\uffef]")
@@ -161,7 +168,7 @@ def _boxed_or_final(text: str) -> str:
 def _hashes(text: str) -> str:
     """The last `#### 42`; a heading with several words is none."""
     answers = [rest for match in _HASHES.finditer(text) if len(_words(rest := match["rest"].strip())) <= 3]
-    return answers[-1] if answers else ""
+    return _concluded(answers[-1]) if answers else ""
 
 
 def _answer_sentence(text: str) -> str:
@@ -182,8 +189,13 @@ def _sentence_answer(rest: str) -> str:
         return _listed(rest, groups[0])
     sentence = re.split(r"\.(?=\s|$)|。|\n|;\s(?=[A-Z])", rest, maxsplit=1)[0].strip().strip("*\"' ")
     if len(_words(sentence)) <= 2 and not re.match(r"either\b", sentence) and not _OTHER_SCRIPT.search(sentence):
-        return sentence
+        return _concluded(sentence)
     return _numbers_of(sentence) or sentence
+
+
+def _concluded(text: str) -> str:
+    """`2x = 18 so x = 9` -> `x = 9`; `42 because 6*7=42` -> `42`: without steps before and remarks behind."""
+    return _ASIDE.split(_CONCLUSION.split(text)[-1], maxsplit=1)[0]
 
 
 def _numbers_of(sentence: str) -> str:
@@ -245,7 +257,7 @@ def _bare(text: str) -> str:
     prose = _FORMULA.sub(" ", text)
     if re.search(r"[A-Za-zÀ-ÿ]{2,}\s*:", prose) or _OTHER_SCRIPT.search(prose):
         return ""
-    return text if len(_words(prose)) <= (1 if prose == text else 0) else ""
+    return _concluded(text) if len(_words(prose)) <= (1 if prose == text else 0) else ""
 
 
 def _last_line(text: str) -> str:

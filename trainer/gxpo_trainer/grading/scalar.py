@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from gxpo_trainer.grading.engine import engine_equal
-from gxpo_trainer.grading.equality import expressions_equal, symbols
+from gxpo_trainer.grading.equality import constant_value, expressions_equal, symbols
 from gxpo_trainer.grading.expression import Node, number, parse_expression
 from gxpo_trainer.grading.latex import Unsupported, same_tokens
 from gxpo_trainer.grading.units import PHRASES, WORDS, Unit, number_from_words, parse_unit, split_unit
@@ -40,6 +40,9 @@ _CHANGED = re.compile(
 )
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|cis)")
 
+EXACT = Fraction(0)
+"""Tolerance under which only equal numbers are equal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -52,8 +55,11 @@ class Reading:
     words: str | None = None
 
 
-def scalars_equal(gold: str, answer: str) -> bool | None:
-    """Whether two scalars are the same answer; None when neither we nor math-verify can read them. Raises TooLarge."""
+def scalars_equal(gold: str, answer: str, tolerance: Fraction = EXACT) -> bool | None:
+    """Whether two scalars are the same answer; None when neither we nor math-verify can read them. Raises TooLarge.
+
+    tolerance: largest difference of two real constants, in the gold's unit.
+    """
     if same_tokens(gold, answer) or same_tokens(_unwrapped(gold), _unwrapped(answer)):
         return True
     gold, answer = (_TO.sub(":", side) for side in (gold, answer))
@@ -64,7 +70,7 @@ def scalars_equal(gold: str, answer: str) -> bool | None:
     if a.words is not None and b.words is not None and (verdict := _words_equal(a.words, b.words)) is not None:
         return verdict
     if a.node is not None and b.node is not None:
-        if (verdict := _values_equal(a, b)) or (a.unit is None) == (b.unit is None):
+        if (verdict := _values_equal(a, b, tolerance)) or (a.unit is None) == (b.unit is None):
             return verdict
         # A letter that looks like a unit may be a factor: 5 m and 2m + 3m.
         whole, other = _parsed(gold), _parsed(answer)
@@ -111,11 +117,12 @@ def _parsed(text: str) -> Node | None:
         return None
 
 
-def _values_equal(gold: Reading, answer: Reading) -> bool:
-    if any(mark[1:] for mark in (gold.mark, answer.mark)):
-        # Temperatures of one scale, or without one.
-        alike = gold.mark == answer.mark or "" in (gold.mark, answer.mark) or "°" in (gold.mark, answer.mark)
-        if gold.unit or answer.unit or not alike:
+def _values_equal(gold: Reading, answer: Reading, tolerance: Fraction) -> bool:
+    marks = {gold.mark, answer.mark} - {""}
+    if len(marks) > 1 and ("%" in marks or "°" not in marks):
+        return False  # percent and degrees, or temperatures of two scales
+    if any(mark[1:] for mark in marks):
+        if gold.unit or answer.unit:
             return False
         gold, answer = replace(gold, mark=""), replace(answer, mark="")
     # 45° against a unit such as radians is a quantity too.
@@ -127,11 +134,19 @@ def _values_equal(gold: Reading, answer: Reading) -> bool:
     a, b = gold.node, answer.node
     assert a is not None and b is not None  # noqa: PT018
     if gold.unit is not None and answer.unit is not None:
-        sizes = [Node("mul", (a, number(gold.unit.size))), Node("mul", (b, number(answer.unit.size)))]
-        return gold.unit.dimension == answer.unit.dimension and expressions_equal(*sizes)
-    return expressions_equal(a, b) or (
+        a, b = Node("mul", (a, number(gold.unit.size))), Node("mul", (b, number(answer.unit.size)))
+        return gold.unit.dimension == answer.unit.dimension and _near(a, b, tolerance * gold.unit.size)
+    return _near(a, b, tolerance) or (
         gold.mark != answer.mark and expressions_equal(_marked_value(a, gold.mark), _marked_value(b, answer.mark))
     )
+
+
+def _near(a: Node, b: Node, tolerance: Fraction) -> bool:
+    """Equal, or real constants that differ by at most the tolerance. Raises TooLarge."""
+    if (equal := expressions_equal(a, b)) or not tolerance:
+        return equal
+    values = constant_value(a), constant_value(b)
+    return values[0] is not None and values[1] is not None and abs(values[0] - values[1]) <= tolerance
 
 
 def _marked_value(node: Node, mark: str) -> Node:

@@ -11,57 +11,14 @@ import functools
 import re
 from fractions import Fraction
 
-from gxpo_trainer.grading.compare import answers_equal, is_assignment, value_of
+from gxpo_trainer.grading.compare import answers_equal
 from gxpo_trainer.grading.engine import nesting, parse_latex
-from gxpo_trainer.grading.equality import DIGITS, Undefined, no_symbols, precise, rational_value, value_at
-from gxpo_trainer.grading.expression import Node
 from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_box
 from gxpo_trainer.grading.latex import MAX_NESTING, TooLarge, clean, same_tokens
-from gxpo_trainer.grading.scalar import choice_letters, read
-from gxpo_trainer.grading.structure import Answer, Scalar, Sequence, parse_answer, split_condition
-from gxpo_trainer.grading.units import Unit, parse_unit, split_unit
+from gxpo_trainer.grading.scalar import EXACT, choice_letters, read
+from gxpo_trainer.grading.structure import Scalar, parse_answer, split_condition
+from gxpo_trainer.grading.units import parse_unit, split_unit
 from gxpo_trainer.types import EVASION, Verdict, VerifyOptions
-
-
-def within(gold: Answer, answer: Answer, tolerance: float, unit: Unit | None) -> bool:
-    """Whether all values of the answer lie within the absolute tolerance of the gold's (OlympiadBench's `error`).
-
-    In any order. `unit`: of both. False when a side is not made of real constants, or the numbers of values differ.
-    Raises TooLarge.
-    """
-    golds, answers = _values(gold, unit), _values(answer, unit)
-    if golds is None or answers is None or len(golds) != len(answers):
-        return False
-    # Of the decimal as it is written: 0.1 is one tenth.
-    limit = Fraction(str(tolerance))
-    return all(abs(a - b) <= limit for a, b in zip(sorted(golds), sorted(answers), strict=True))
-
-
-def _values(answer: Answer, unit: Unit | None) -> list[Fraction] | None:
-    """The numbers of a scalar or of a list, in multiples of `unit`; None when a part is no real constant."""
-    if is_assignment(answer):
-        return _values(Scalar(value_of(answer) or ""), unit)
-    if isinstance(answer, Sequence):
-        parts = [_values(item, unit) for item in answer.items]
-        return None if None in parts else [value for part in parts for value in part or ()]
-    reading = read(answer.text) if isinstance(answer, Scalar) else None
-    value = None if reading is None or reading.node is None else _constant_value(reading.node)
-    if value is None or reading is None or reading.unit is None or unit is None:
-        return None if value is None else [value]
-    return [value * reading.unit.size / unit.size] if reading.unit.dimension == unit.dimension else None
-
-
-def _constant_value(node: Node) -> Fraction | None:
-    """A real constant, exactly where it is rational, else to `DIGITS` digits; None for all else. Raises TooLarge."""
-    try:
-        exact = rational_value(node)
-        value = None if exact is not None else value_at(node, precise(), no_symbols, real=True)
-    except Undefined:
-        return None
-    if exact is None and not isinstance(value, precise().mpc) and precise().isfinite(value):
-        return Fraction(precise().nstr(value, DIGITS))
-    return exact
-
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 """Integers that are equal only as equal texts."""
@@ -141,13 +98,11 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
     if not text:
         return Verdict("unparsed", answer, 0.0, "nothing is left of the final answer")
     gold_text = _cleaned_gold(gold)
-    unit = parse_unit(rules.unit) if rules.unit else None
-    if unit is not None and not rules.several and not split_unit(gold_text)[1]:
+    if rules.unit and parse_unit(rules.unit) is not None and not rules.several and not split_unit(gold_text)[1]:
         gold_text = f"{gold_text} \\text{{{rules.unit}}}"
     try:
-        equal = texts_equal(gold_text, text, several=rules.several)
-        if equal is not True and rules.tolerance:
-            equal = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or equal
+        # Of the decimal as it is written: 0.1 is one tenth.
+        equal = texts_equal(gold_text, text, several=rules.several, tolerance=Fraction(str(rules.tolerance)))
     except TooLarge:
         return Verdict("wrong", answer, 0.0, TOO_LARGE)
     except RecursionError:
@@ -157,15 +112,15 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
     return Verdict("correct" if equal else "wrong", answer, 0.0)
 
 
-def texts_equal(gold: str, answer: str, several: bool = False) -> bool | None:
+def texts_equal(gold: str, answer: str, several: bool = False, tolerance: Fraction = EXACT) -> bool | None:
     """Whether two cleaned answers agree in one of their readings, of which a list of several answers has one; None when
-    undecided. Raises TooLarge."""
+    undecided. tolerance: largest difference of each number. Raises TooLarge."""
     choice = None if several else choice_letters(gold, answer)
     if choice is not None:
         return choice
     undecided = False
     for a, b in [(gold, answer)] if several else _readings(gold, answer):
-        verdict = answers_equal(_gold_structure(a), parse_answer(b))
+        verdict = answers_equal(_gold_structure(a), parse_answer(b), tolerance)
         if verdict:
             return True
         undecided |= verdict is None

@@ -194,7 +194,7 @@ class LearnerGroup:
                 pending = [call for call in pending if call not in ready]
                 result_of(ready)
             return list(result_of(calls))
-        except (ray.exceptions.RayActorError, Stalled) as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
             if isinstance(error, Stalled):
                 hung = [rank for rank, call in enumerate(calls) if call in pending]
                 processes = dict(enumerate(self.processes))

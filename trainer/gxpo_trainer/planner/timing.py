@@ -39,8 +39,11 @@ class PlannedSeconds:
 def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings) -> PlannedSeconds:
     """Expected seconds of a step under a rule, with its look-ahead on."""
     passes = rule.passes_per_step(gate_open=True)
-    # A forward pass alone: the reference, or log π_old of several mini-batches, which worked answers do not have.
-    ratios = inputs.sampled and inputs.config.learner.mini_batches > 1
+    # A forward pass alone: the reference, or log π_old of several mini-batches, which worked answers do not have and
+    # stale samples with π_old of the sampler do not need.
+    config = inputs.config
+    known = config.rollout.async_depth > 0 and config.learner.loss.proximal == "sampler"
+    ratios = inputs.sampled and config.learner.mini_batches > 1 and not known
     forwards = ratios + inputs.reference_parameters / inputs.shape.parameters
     # An optimizer step reads parameters, gradient and moments, and writes parameters and moments; two passes over the
     # gradient for its norm and clipping, one over all for the norm of the update.

@@ -11,7 +11,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_hex, to_rgb
@@ -34,20 +34,11 @@ _TONES = (0.0, 0.35, -0.35, 0.55, -0.6)
 """Of the first, second, … line of a rule: the share of white, or below 0 of black, mixed into its hue."""
 
 
-class LineStyle(NamedTuple):
-    """A line's colour (`#rrggbb`), marker and dash, as matplotlib takes them."""
-
-    color: str
-    marker: str
-    dash: Any
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """For `Axes.plot`."""
-        return {"color": self.color, "marker": self.marker, "linestyle": self.dash}
+Style = dict[str, Any]
+"""Colour, marker and dash of a line, as `Axes.plot` takes them."""
 
 
-def line_styles(rules: Sequence[str]) -> list[LineStyle]:
+def line_styles(rules: Sequence[str]) -> list[Style]:
     """The style of each line, given the label of its rule, such as `GXPO K=5`."""
     lines_of: Counter[int] = Counter()
     styles = []
@@ -56,8 +47,8 @@ def line_styles(rules: Sequence[str]) -> list[LineStyle]:
         place = next(places, len(RULES))
         tone = _TONES[lines_of[place] % len(_TONES)]
         red, green, blue = (c + abs(tone) * ((tone > 0) - c) for c in to_rgb(HUES[place % len(HUES)]))
-        color = to_hex((red, green, blue))
-        styles.append(LineStyle(color, MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]))
+        marker, dash = MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]
+        styles.append({"color": to_hex((red, green, blue)), "marker": marker, "linestyle": dash})
         lines_of[place] += 1
     return styles
 
@@ -110,7 +101,7 @@ def png(figure: Figure) -> bytes:
 
 
 def compose(
-    groups: Sequence[SeedGroup], styles: Sequence[LineStyle], comparison: Comparison | None = None, *, title: str = ""
+    groups: Sequence[SeedGroup], styles: Sequence[Style], comparison: Comparison | None = None, *, title: str = ""
 ) -> Figure:
     """Accuracy against passes, steps, tokens and minutes with 95% bands, 1500 × 1125. comparison: for its target.
 
@@ -127,10 +118,10 @@ def compose(
     for axes, (axis, label, unit) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         for style, curve in zip(styles, curves, strict=True):
             x, every = curve.cost(axis) * unit, max(1, curve.steps.size // 40)
-            axes.plot(x, 100 * curve.accuracy, **style.options, linewidth=1.8, markersize=6, markevery=every)
+            axes.plot(x, 100 * curve.accuracy, **style, linewidth=1.8, markersize=6, markevery=every)
             if np.isfinite(curve.ci_low).any():
                 band = 100 * curve.ci_low, 100 * curve.ci_high
-                axes.fill_between(x, *band, color=style.color, alpha=shade, linewidth=0)
+                axes.fill_between(x, *band, color=style["color"], alpha=shade, linewidth=0)
         if comparison is not None:
             axes.axhline(100 * comparison.target.accuracy, **dotted)
         axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=limits)
@@ -140,7 +131,7 @@ def compose(
     for style, group in zip(styles, groups, strict=True):
         seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
         label = _literal(_short(group.name) + seeds)
-        handles.append(Line2D([], [], **style.options, linewidth=1.8, label=label))
+        handles.append(Line2D([], [], **style, linewidth=1.8, label=label))
     if comparison is not None:
         best = f"best of {_short(comparison.baseline)} ({percent(comparison.target.accuracy)})"
         handles.append(Line2D([], [], **dotted, label=_literal(best)))

@@ -48,12 +48,14 @@ MAX_EVENTS = 20
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """The service that a launch reports to. attempt: number of the launch. token: valid for this run and launch."""
+    """The service that a launch reports to. attempt: number of the launch. token: valid for this run and launch. after:
+    the trainer's newest attempt that the service has rows of."""
 
     url: str
     run: str
     attempt: int
     token: str = field(repr=False)
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,13 @@ class Timing:
 
 
 def take_service(path: Path) -> ServiceAddress:
-    """Read service.json ({"url", "run", "attempt", "token"}) and remove it. Raises ConfigError.
+    """Read service.json ({"url", "run", "attempt", "token", "after"}) and remove it. Raises ConfigError.
 
     All runs of a cluster have one account: what stays in its folder, the reward classes of other runs can read.
     """
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-        address = ServiceAddress(body["url"], body["run"], body["attempt"], body["token"])
+        address = ServiceAddress(body["url"], body["run"], body["attempt"], body["token"], body.get("after", 0))
         path.unlink()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -146,7 +146,7 @@ class Engines:
         """Take the answer of an engine that was starting; False when it died and is starting again."""
         try:
             status = self.placement.group.get(engine.status, "setup")
-        except (ray.exceptions.RayActorError, Stalled) as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
             self.restart(engine, error)
             return False
         engine.status, engine.version = None, status["version"]
@@ -201,9 +201,15 @@ class Engines:
                 self._start_again(engine)
 
     def sleep(self, *, discard_weights: bool) -> None:
-        """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`."""
+        """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`.
+
+        Engines without their weights hold no version, so that the next sync is of all of them.
+        """
         self.hold_starts()
         self.results([(engine, engine.actor.sleep.remote(discard_weights)) for engine in self.ready])
+        if discard_weights:
+            for engine in self.all:
+                engine.version = None
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Give the engines their memory back. With the KV cache all GPUs are theirs: lost engines start."""
@@ -220,7 +226,7 @@ class Engines:
         for engine, call in calls:
             try:
                 results.append(self.placement.group.get(call, phase))
-            except (ray.exceptions.RayActorError, Stalled) as error:
+            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
                 self.restart(engine, error)
             except WeightsUnavailable as error:
                 unavailable = error
@@ -279,7 +285,7 @@ class Engines:
         if sending is not None:
             try:
                 self.placement.group.get(sending, "syncing")
-            except (ray.exceptions.RayActorError, Stalled) as error:
+            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
                 raise LearnerDied(str(error).strip().splitlines()[0]) from error
         return results
 

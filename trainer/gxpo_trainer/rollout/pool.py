@@ -115,7 +115,8 @@ class RolloutPool:
     def catch_up(self, version: int) -> list[Engine]:
         """Sync the ready engines that hold another version, all of them at once; those that then hold `version`.
 
-        Where engines and learner alternate, no engine may be sampling: all of them sleep while the weights are sent.
+        Where engines and learner alternate, no engine may be sampling: all of them sleep while the weights are sent,
+        and those that give up their weights for it are synced as well.
         """
         if any(engine.version != version for engine in self.engines.ready):
             with self.group.watch.excluded():  # part of a restart
@@ -360,7 +361,7 @@ class Collection:
             item: Sampled = result_of(reference)
         except StopIteration:
             self._forget(stream)
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
             self._forget(stream, error)
         else:
             self._busy_s += item.busy_s

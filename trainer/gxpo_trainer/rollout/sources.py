@@ -33,7 +33,8 @@ class Rollouts:
 
     idle_fraction: share of the time in which an engine ran no step, mean over engines; where the engines sample ahead
     of the learner, of the time since the batch before. engines_alive: engines that were ready at the end. http: cost of
-    reward components over HTTP, of resampled groups too; None in a run without them.
+    reward components over HTTP, of resampled groups too; None in a run without them. replaced: groups of equal rewards
+    that others have taken the place of.
     """
 
     groups: list[ScoredGroup]
@@ -46,6 +47,12 @@ class Rollouts:
     engines_alive: int = 1
     num_dropped: int = 0
     http: HttpUsage | None = None
+    replaced: Sequence[ScoredGroup] = ()
+
+    @property
+    def sampled(self) -> list[ScoredGroup]:
+        """All groups of the step. Failures are counted in all: a group that failed may have been replaced for it."""
+        return [*self.replaced, *self.groups]
 
 
 class RolloutPlanner:
@@ -90,7 +97,8 @@ class RolloutPlanner:
                 break
             part = collect(self.requests(self.draw(num_groups - len(kept)), step, len(parts)))
         # Filled up with zero-variance groups, which have no gradient, so that the batch keeps its size.
-        kept += flat[: max(0, num_groups - len(kept))]
+        missing = max(0, num_groups - len(kept))
+        kept += flat[:missing]
         sampled = [group for part in parts for group in part.groups]
         rollout_s = sum(part.rollout_s for part in parts)
         elapsed_s = sum(part.elapsed_s for part in parts)
@@ -105,6 +113,7 @@ class RolloutPlanner:
             idle_fraction=max(0.0, 1.0 - busy_s / elapsed_s) if elapsed_s else 0.0,
             engines_alive=parts[-1].engines_alive,
             http=http_usage(sampled),
+            replaced=flat[missing:],
         )
 
     def requests(
@@ -376,7 +385,9 @@ class AsyncRollouts:
     def _usable_engines(self) -> list[Engine]:
         """Engines that hold a version; while the learner is idle, those that have started again are synced first."""
         lost = [engine for engine in self._pool.engines.ready if engine.version is None]
-        if lost and not self._learner_busy and not self._syncing:
+        # In deterministic mode no engine may sample with the next version what waits for this one.
+        same = not self._deterministic or self._engine_version == self._learner_version
+        if lost and same and not self._learner_busy and not self._syncing:
             self._syncing = True
             try:
                 with self._pool.group.watch.excluded():

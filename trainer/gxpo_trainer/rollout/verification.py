@@ -236,7 +236,7 @@ class VerifierHandle:
                         self._placement.group.get(self._traced, "setup")
                     scored = self._placement.group.get(reference, "verifying")
                     verdicts.update(zip(submitted.indices, scored, strict=True))
-                except (ray.exceptions.RayActorError, Stalled) as error:
+                except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
                     if submitted.actor is self.actor:  # else it has been restarted since
                         restarts += 1
                         self._restart(restarts, error)

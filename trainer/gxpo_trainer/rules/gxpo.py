@@ -8,7 +8,8 @@
 
 Three backward passes whatever K; one after the gate has fired. Differs from the paper: r and the scale are
 clamped as its authors' code does; two more predictors (`displacement`, `replay`), a single probe, and two
-more optimizer states before the corrective step; a gradient that is not finite ends the step at θ¹.
+more optimizer states before the corrective step; a gradient that is not finite ends the step at θ¹; the gate
+ignores a norm of 0.
 
 Buffers in addition to parameters, gradient and optimizer state: θ⁰ and g⁰ (`gradient`, `replay`), θ⁰ and θ¹
 (`displacement`), θ⁰ (one probe); `rollback` adds copies of the moments.
@@ -57,7 +58,7 @@ class GXPO(GatedLookAhead):
             self.release_buffers()
             first = learner.backward()
             report = finish_plain_step(learner, first)
-            self.gate.collect(first.grad_norm)
+            self._collect(first.grad_norm)
         if last:
             self.num_steps += 1
             report.metrics.update(self.gate.metrics(self.gate.judge(self.num_steps)))
@@ -156,5 +157,10 @@ class GXPO(GatedLookAhead):
             metrics["grad/norm_g1"] = passes[1].grad_norm
         if passes[-1].finite:
             metrics["grad/norm_slow"] = passes[-1].grad_norm
-            self.gate.collect(passes[-1].grad_norm)
+            self._collect(passes[-1].grad_norm)
         return finish_passes(learner, passes, theta0, metrics)
+
+    def _collect(self, norm: float) -> None:
+        """Pass a norm to the gate, except the 0 of a batch without a signal, against which any other is an alarm."""
+        if norm > 0:
+            self.gate.collect(norm)

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.compare.rows import forward_passes
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
+from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.messages import config_error
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
@@ -203,8 +204,12 @@ def _conditions(study: Study, root: Path, keys: list[RunKey], curves: dict[RunKe
     groups = [SeedGroup(label, tuple(runs)) for label, runs in by_arm.items()]
     searched = (word for key in keys for word in key.settings.split())
     overridden = (word for arm in study.arms.values() for word in arm.overrides)
-    allowed = {word.partition("=")[0] for word in (*overridden, *searched)}
-    unequal = [d.setting for d in find_differences(groups) if d.setting not in allowed] if groups else []
+    allowed = {word.partition("=")[0].strip() for word in (*overridden, *searched)}
+    # With the choice of a loss its other settings differ.
+    chosen = {choice.section for choice in CHOICES.values() if f"{choice.section}.{choice.key}" in allowed}
+    within = tuple(f"{name}." for name in allowed | chosen)
+    differences = find_differences(groups) if groups else []
+    unequal = [d.setting for d in differences if not f"{d.setting}.".startswith(within)]
     kept = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
     parts = [{name: identity.get(name) for name in ("code", "hardware")}]
     file = root / REGISTERED

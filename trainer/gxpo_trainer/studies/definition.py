@@ -23,13 +23,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, FiniteFloat, ValidationError, field_validator, model_validator
 
-from gxpo_trainer.compare.curves import PLATEAU
+from gxpo_trainer.compare.curves import PLATEAU, SAME
 from gxpo_trainer.compare.intervals import MARGIN
 from gxpo_trainer.config import RunConfig, Settings
 from gxpo_trainer.config.base import LARGEST_INTEGER, MOST_STEPS
-from gxpo_trainer.config.io import load_preset, read_settings
+from gxpo_trainer.config.io import check_implementations, load_preset, read_settings
 from gxpo_trainer.config.messages import config_error
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.data.checks import FIRST_ROWS, check_files
+from gxpo_trainer.errors import ConfigError, DataError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
@@ -335,7 +336,8 @@ def without_superseded(study: Study, results: Results) -> dict[RunKey, RunResult
 
 
 def best_point(study: Study, arm: str, results: Results) -> Point | None:
-    """The point with the highest mean accuracy over all tuning seeds, the first of several; None while unknown."""
+    """The point with the highest mean accuracy, the first of several, of those that ran on most tuning seeds without
+    diverging; None while unknown."""
     source = study.arms[arm].learning_rate_of
     if source is not None:
         best = best_point(study, source, results)
@@ -346,7 +348,7 @@ def best_point(study: Study, arm: str, results: Results) -> Point | None:
         return None
     seeds = Counter(key.point for key in keys)
     found = means(results, keys)
-    return max((point for point in found if seeds[point] == max(seeds.values())), key=lambda point: found[point])
+    return max(found, key=lambda point: (found[point] > -math.inf, seeds[point], found[point]))
 
 
 def means(results: Results, keys: Iterable[RunKey]) -> dict[Point, float]:
@@ -463,14 +465,38 @@ def extremes(study: Study, arm: str) -> Iterator[RunKey]:
                 yield RunKey("ladder", arm, point.learning_rate, extreme(study.tuning.seeds), point.settings)
 
 
-def check_arms(study: Study) -> None:
-    """Raises ConfigError for an arm that this installation cannot run, before any other arm is trained."""
+def check_arms(study: Study, *, runs_here: bool = False) -> None:
+    """Raises ConfigError for an arm that this installation cannot run, before any other arm is trained.
+
+    runs_here: also for files that cannot be read, and for implementations of components that cannot be imported.
+    """
     for arm in study.arms:
         try:
             for key in extremes(study, arm):
-                run_config(study, key)
-        except ConfigError as error:
+                config = run_config(study, key)
+                if runs_here:
+                    check_implementations(config, f"preset {study.preset}")
+                    check_files(config, most=FIRST_ROWS).refuse()
+                if key.stage == "report":
+                    _check_plateau(study, config)
+        except (ConfigError, DataError) as error:
             raise ConfigError(f"arms.{arm}: {error}") from None
+
+
+def _check_plateau(study: Study, config: RunConfig) -> None:
+    """Raises ConfigError for a run whose last evaluation within the budget, with the look-ahead on, is before the
+    plateau."""
+    passes, per_step = study.backward_passes, config.learner.rule.passes_per_step(gate_open=True)
+    last = passes // per_step
+    if passes % per_step and config.budget.steps != last:  # else the run ends there
+        every, between = config.evaluation.every_steps, config.evaluation.every_backward_passes
+        last = math.ceil(last * per_step // between * between / per_step) if between else last // every * every
+    start = (1 - study.analysis.plateau) * passes
+    if not last or last * per_step < start - SAME:
+        raise ConfigError(
+            f"its last evaluation within the budget is at {last * per_step} backward passes, and the plateau is from "
+            f"{start:g} to {passes}; set backward_passes to a multiple of {per_step}, the passes of its steps"
+        )
 
 
 def registration(study: Study, registered: Mapping[str, Any] | None) -> tuple[list[str], list[str]]:

@@ -20,7 +20,7 @@ from gxpo_trainer.compare.curves import Axis, in_plateau
 from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table, markdown, reach_cell
-from gxpo_trainer.reporting.figures import LineStyle, compose as draw_curves, line_styles, png
+from gxpo_trainer.reporting.figures import Style, compose as draw_curves, line_styles, png
 from gxpo_trainer.studies.data import MEDIANS, StudyData, key_of
 from gxpo_trainer.studies.definition import Study, registration, run_config
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
@@ -306,8 +306,9 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     kept, rest = registration(study, data.conditions.get("registered"))
     known, open_ = (", ".join(names) or "nothing" for names in (kept, rest))
     lines.append(f"Registered before the first run: {known}. Exploratory: {open_}.")
-    if lost := [arm.label for arm in findings.candidates if arm.against is None]:
-        lines.append(f"Without a plateau, as a run diverged or ended before it: {', '.join(lost)}.")
+    if lost := [arm.label for arm in findings.arms if math.isnan(arm.plateau.mean)]:
+        none = "; no plateau is compared" if base.label in lost else ""
+        lines.append(f"Without a plateau, as a run diverged or ended before it: {', '.join(lost)}{none}.")
     if findings.missing:
         lines.append(f"Not complete yet, and so not compared: {', '.join(findings.missing)}.")
     return lines
@@ -395,14 +396,14 @@ def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     return lines
 
 
-def draw_ladder(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
+def draw_ladder(findings: Findings, styles: Mapping[str, Style]) -> bytes:
     """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
     figure = Figure(figsize=(8, 5.5), dpi=125, layout="constrained")
     axes = figure.subplots()
     for arm in findings.arms:
         rates = [point.learning_rate for point, *_ in arm.tuning]
         if rates:
-            axes.plot(rates, [100 * tried[1] for tried in arm.tuning], label=arm.label, **styles[arm.arm].options)
+            axes.plot(rates, [100 * tried[1] for tried in arm.tuning], label=arm.label, **styles[arm.arm])
         for point, mean, _, diverged in arm.tuning:
             if diverged:
                 axes.plot(point.learning_rate, 100 * mean, marker="x", markersize=12, color="#000000")

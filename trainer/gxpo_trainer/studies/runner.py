@@ -105,7 +105,9 @@ class StudyRunner:
             minutes = (time.monotonic() - begun) / 60
             if result is None:
                 self._failures[key] = self._failures.get(key, 0) + 1
-                self.say(f"{key.folder}: ended with exit code {process.returncode} after {minutes:.1f} min")
+                log = Path(f"{self.root / key.folder}.log").read_text(encoding="utf-8", errors="replace")
+                last = log.strip().rpartition("\n")[2] or "no output"
+                self.say(f"{key.folder}: ended with exit code {process.returncode} after {minutes:.1f} min: {last}")
             else:
                 self._passes += definition.budget(self.study, key)
                 self._minutes += minutes

@@ -317,12 +317,15 @@ def changed_schedule(config: RunConfig, out_dir: Path) -> str:
     return f"the {schedule} learning rate jumps: it fell to 0 at {ends[0]}, and now falls to 0 at {ends[1]}"
 
 
-def next_attempt(out_dir: Path, checkpoint: Checkpoint | None) -> int:
-    """Number of the next attempt: above all that have begun, including those since the checkpoint."""
-    begun = [int(event["attempt"]) for event in read_events(out_dir) if event["kind"] == "attempt"]
+def next_attempt(out_dir: Path, checkpoint: Checkpoint | None, *, after: int = 0) -> int:
+    """Number of the next attempt: above all that have begun, including those since the checkpoint.
+
+    after: the newest one that the service has rows of; a lost or restored folder no longer shows it.
+    """
+    begun = [after, *(int(event["attempt"]) for event in read_events(out_dir) if event["kind"] == "attempt")]
     if checkpoint is not None:
         begun.append(int(checkpoint.state["attempt"]))
-    return max(begun, default=0) + 1
+    return max(begun) + 1
 
 
 def repeated_passes(out_dir: Path, checkpoint: Checkpoint | None) -> float:

@@ -264,9 +264,9 @@ class Controller:
     def _learn_rewards(self, number: int, rollouts: Rollouts) -> tuple[StepResult, Metrics]:
         synced = self._sync() if self.rollouts.sync_due else {}
         try:
-            proofs.check_verdicts(self.config, rollouts.groups)
+            proofs.check_verdicts(self.config, rollouts.sampled)
         except VerifierFailed:
-            self.reporter.log_samples(number, rollouts.groups)  # with their reasons
+            self.reporter.log_samples(number, rollouts.sampled)  # with their reasons
             raise
         learner, limit = self.config.learner, self.config.rollout.max_new_tokens
         distilled = self.config.teacher is not None
@@ -525,12 +525,14 @@ def token_metrics(num_tokens: int, total: int, lengths: Sequence[int], prompt_le
 def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, total: int) -> Metrics:
     """`rollout/…`, `reward/…` and `verify/…` of one step.
 
-    version: of the learner before the step. total: sampled tokens since the start.
+    version: of the learner before the step. total: sampled tokens since the start. `verify/…` and `env/…` are shares of
+    all that was sampled, the others of what is learned from.
     """
     samples = [sample for group in rollouts.groups for sample in group.group.samples]
     lengths = [sample.num_sampled for sample in samples]
     prompts = [len(group.group.prompt_token_ids) for group in rollouts.groups]
-    verdicts = [verdict for group in rollouts.groups for verdict in group.verdicts]
+    graded = [v.status for group in rollouts.groups for v in group.verdicts if v.status != "ungraded"]
+    verdicts = [verdict for group in rollouts.sampled for verdict in group.verdicts]
     statuses = Counter(verdict.status for verdict in verdicts)
     oldest = min(group.group.weights_version for group in rollouts.groups)
     metrics: Metrics = {
@@ -544,11 +546,11 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         "rollout/weights_version": float(oldest),
         "rollout/staleness": float(version - oldest),
     }
-    if graded := len(verdicts) - statuses["ungraded"]:
-        metrics["reward/correctness"] = statuses["correct"] / graded
+    if graded:
+        metrics["reward/correctness"] = graded.count("correct") / len(graded)
     metrics.update(component_means(rollouts.groups))
     metrics.update(source_metrics(rollouts.groups))
-    metrics.update(environment_metrics(samples))
+    metrics.update(environment_metrics([sample for group in rollouts.sampled for sample in group.group.samples]))
     metrics |= {
         f"verify/{status}_fraction": statuses[status] / len(verdicts) for status in ("unparsed", "timeout", "error")
     }

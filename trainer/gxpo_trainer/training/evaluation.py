@@ -43,6 +43,8 @@ from gxpo_trainer.training.prepare import (
 )
 from gxpo_trainer.types import Metrics, ScoredGroup
 
+_PROMPT = 1024
+"""Tokens for a prompt where the model has the positions."""
 _RECORDED = {"name", "max_turns", "max_observation_tokens"}
 """Settings of the environment in a record."""
 
@@ -177,7 +179,11 @@ def evaluate_model(args: argparse.Namespace) -> int:
     folder = resolve_model(config.model)
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)
-    benchmarks = tokenized_benchmarks(config, tokenizer)
+    most = positions(body)
+    fix = "set a larger model.max_length by --set"
+    if config.model.max_length == most:
+        fix = f"lower --max-new-tokens; the model has {most} positions"
+    benchmarks = tokenized_benchmarks(config, tokenizer, fix)
     check_tokens(language_model(body), tokenizer, chain.from_iterable(b.token_ids for b in benchmarks))
     first = benchmarks[0].benchmark
     first_messages(config, tokenizer, first.prompts[0], first.template)
@@ -227,8 +233,13 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any]]:
     }
     config = build(settings, args.set, source="gxpo eval")
     body, length = config_json(config.model), config.model.max_length
-    if length == MOST_TOKENS:  # what the environment may write is known once its settings are
-        limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
-        length = limit + config.environment.observation_tokens + 1024
     length = min(length, positions(body) or length)
+    # What the environment may write is known once its settings are.
+    observed = config.environment.observation_tokens
+    limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
+    if args.max_new_tokens is None and "max_new_tokens" not in "".join(args.set):
+        limit = min(limit, max((length - observed) // 2, length - observed - _PROMPT))
+        config = config.updated(evaluation={"max_new_tokens": limit})
+    if config.model.max_length == MOST_TOKENS:
+        length = min(length, limit + observed + _PROMPT)
     return config.updated(model={"max_length": length}, placement={"learner_ranks": 0}), body

@@ -43,6 +43,7 @@ class Launch:
     def __init__(self, out_dir: Path, service: ServiceAddress | None = None, *, wait_s: float = WAIT_S) -> None:
         self.out_dir = out_dir
         self.attempt = service.attempt if service else 1
+        self.after = service.after if service else 0
         self.terminated = False
         self._stop_wait_s = stop_wait_s()
         self._killer: threading.Timer | None = None

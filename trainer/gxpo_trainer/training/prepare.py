@@ -85,18 +85,18 @@ class Problems:
     first_ids: npt.NDArray[np.int32]
     rows: TokenizedPrompts | None = None
 
-    @property
-    def training_sha256(self) -> dict[str, str]:
-        """Hash of each file of training data, under a name that no benchmark has."""
-        return {f"training/{name}": sha256 for name, sha256 in self.data.sha256.items()}
-
     def shown(self) -> Iterator[str]:
-        """The first training prompt as the policy sees it, and that of each benchmark, each after a line about it."""
+        """The first training prompt as the policy sees it, the first completion that it learns, and the first prompt of
+        each benchmark, each after a line about it."""
         how = rendering(self.tokenizer)
-        firsts = [("training", len(self.prompts.prompts), self.first_ids)]
-        firsts += [(b.benchmark.name, len(b.token_ids), b.token_ids[0]) for b in self.benchmarks if len(b.token_ids)]
-        for name, number, ids in firsts:
-            yield f"first of {number} {name} prompts, {len(ids)} tokens, {how}:\n{prompt_text(self.tokenizer, ids)}"
+        firsts = [("training prompts", len(self.prompts.prompts), self.first_ids, how)]
+        if self.rows is not None:
+            learned = self.rows.completion_ids
+            firsts.append(("completions", len(learned), learned[0], "with the end token"))
+        for each in self.benchmarks:
+            firsts += [(f"{each.benchmark.name} prompts", len(each.token_ids), ids, how) for ids in each.token_ids[:1]]
+        for name, number, ids, how in firsts:
+            yield f"first of {number} {name}, {len(ids)} tokens, {how}:\n{prompt_text(self.tokenizer, ids)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,8 @@ class Prepared:
     placement: Placement
     model_folder: str
     policy_sha256: str
+    training_sha256: dict[str, str]
+    """Hash of each file of training data, and of the teacher, under names that no benchmark has."""
     problems: Problems
     store: CheckpointStore
     checkpoint: Checkpoint | None
@@ -164,14 +166,19 @@ def prepare(
         check_attention(config, placement.device)
     check_rewards(config.verifier)
     problems = load_problems(config)
+    training_sha256 = {f"training/{name}": sha256 for name, sha256 in problems.data.sha256.items()}
+    if config.teacher is not None:
+        with teacher_errors():
+            training_sha256["teacher.path"] = hash_path(Path(resolve_model(config.of_reference.model)))
     if checkpoint is not None:
-        check_same_data(out_dir, problems.training_sha256)
+        check_same_data(out_dir, training_sha256)
         check_same_prompts(checkpoint, config, problems)
     rows = (problems.rows.token_ids, problems.rows.completion_ids) if problems.rows else ()
     evaluated = chain.from_iterable((b.token_ids, b.left_out_ids) for b in problems.benchmarks)
     ids = chain.from_iterable((problems.prompts.token_ids, *rows, *evaluated))
     check_tokens(language_model(body), problems.tokenizer, ids)
-    return Prepared(config, out_dir, placement, model_folder, policy_sha256, problems, store, checkpoint, skipped)
+    hashes = (policy_sha256, training_sha256)
+    return Prepared(config, out_dir, placement, model_folder, *hashes, problems, store, checkpoint, skipped)
 
 
 def load_problems(config: RunConfig) -> Problems:
@@ -338,10 +345,13 @@ def check_conversations(config: RunConfig, tokenizer: Any) -> None:
     ObservationEncoder(tokenizer, config.environment.max_observation_tokens)
 
 
-def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBenchmark]:
-    """The benchmarks of `evaluation`, rendered. Raises ConfigError when a prompt does not fit the model."""
+def tokenized_benchmarks(config: RunConfig, tokenizer: Any, fix: str | None = None) -> list[TokenizedBenchmark]:
+    """The benchmarks of `evaluation`, rendered. Raises ConfigError when a prompt does not fit the model, or DataError
+    when none does. fix: what to do then, where that is not to change the two settings."""
     limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
-    longest, setting, fix = prompt_limit(config, "evaluation" if config.evaluation.max_new_tokens else "rollout", limit)
+    section = "evaluation" if config.evaluation.max_new_tokens else "rollout"
+    longest, setting, usual = prompt_limit(config, section, limit)
+    fix = fix or usual
     tokenized: list[TokenizedBenchmark] = []
     for name in config.evaluation.benchmarks:
         benchmark = load_benchmark(name, config.data, config.evaluation)
@@ -355,7 +365,7 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
         if fitted.num_too_long:
             raise ConfigError(
                 f"evaluation.benchmarks: {fitted.num_too_long} prompts of {name} leave no room for {limit} new tokens "
-                f"in model.max_length = {config.model.max_length}; raise it or lower evaluation.max_new_tokens"
+                f"in model.max_length = {config.model.max_length}; {fix}"
             )
         count = len(benchmark.prompts)
         tokenized.append(TokenizedBenchmark(benchmark, fitted.token_ids[:count], fitted.token_ids[count:]))

@@ -86,7 +86,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         owned = connect_ray(prepared.placement)
         launch.watch_sigterm()
         placement = _reserve(prepared, launch, reporter, progress, owned=owned)
-        attempt = next_attempt(prepared.out_dir, checkpoint)
+        attempt = next_attempt(prepared.out_dir, checkpoint, after=launch.after)
         runtime = build_runtime(
             config,
             placement,
@@ -116,7 +116,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         if change:
             reporter.log_event("schedule_changed", change)
             progress.message(change)
-        progress.message("starting sampler and learner")
+        progress.message(f"starting {'sampler and ' if config.needs_engines else ''}learner")
         with Trackers(prepared.out_dir, config.logging, partial(_tell, reporter, progress)) as trackers:
             ended = controller.run(checkpoint)
             trackers.status = "stopped" if ended in ("pause", "cancel") else "finished"
@@ -212,7 +212,7 @@ def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
 def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter, attempt: int) -> None:
     identity = run_identity(
         prepared.config,
-        data_sha256=prepared.problems.training_sha256
+        data_sha256=prepared.training_sha256
         | {b.benchmark.name: b.benchmark.sha256 for b in prepared.problems.benchmarks},
         policy_sha256=prepared.policy_sha256,
     )

@@ -7,10 +7,11 @@ An empty database gets the tables of db/tables.py and the newest revision; the m
 from __future__ import annotations
 
 from alembic import context
-from sqlalchemy import event, text
+from sqlalchemy import event, inspect, text
 
 from gxpo_services.db.database import make_engine
 from gxpo_services.db.tables import metadata
+from gxpo_trainer.errors import ConfigError
 
 _LOCK = 0x6778706F  # "gxpo"
 
@@ -34,6 +35,9 @@ def run() -> None:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
             migrations = context.get_context()
             if migrations.get_current_revision() is None:
+                if not postgres and inspect(connection).get_table_names():  # a server's database may well be shared
+                    fix = "name another database by GXPO_DATABASE_URL"
+                    raise ConfigError(f"{engine.url.database} has tables of another program; {fix}")
                 metadata.create_all(connection)
                 migrations.stamp(context.script, "head")
             context.run_migrations()

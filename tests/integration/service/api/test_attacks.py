@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -119,10 +120,43 @@ def test_deep_json_is_refused_everywhere(app: FastAPI, caller: TestClient, role:
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "sent", "told"),
+    [
+        ("POST", "runs", {"data": {"x": "1"}}, 'body: is not JSON; send the header "Content-Type: application/json"'),
+        ("POST", "runs", {"json": []}, "body: must be a JSON object"),
+        ("POST", "runs", {"json": {"preset": "demo", "x": 1}}, "x: is unknown; remove it"),
+        (
+            "POST",
+            "runs",
+            {"json": {"preset": "demo", "notes": "n" * 20_001}},
+            "notes: must be at most 20000 characters",
+        ),
+        ("POST", "runs", {"json": {"preset": "demo", "name": " \n"}}, "name: must not be empty"),
+        ("POST", "runs", {"json": {"preset": "demo", "tags": [" "]}}, "tags.0: must not be empty"),
+        (
+            "POST",
+            "runs",
+            {"json": {"preset": "demo", "tags": ["t"] * 21}},
+            "tags: has 21 entries and must have at most 20",
+        ),
+        ("POST", "runs", {"json": {}}, "body: exactly one of config, toml and preset is required, not none"),
+        ("POST", "runs", {"json": {"preset": "demo", "priority": "1"}}, "priority: must be a whole number"),
+        ("GET", "runs", {"params": {"stat": "failed"}}, "stat: is unknown; remove it"),
+        ("GET", "compare", {"params": {"runs": "r1", "base": "a"}}, "base: is unknown; remove it"),
+    ],
+)
+def test_an_invalid_request_is_told_in_words(
+    client: TestClient, method: str, path: str, sent: dict[str, Any], told: str
+) -> None:
+    answer = client.request(method, f"{API}/{path}", **sent)
+    assert (answer.status_code, answer.json()["detail"]) == (422, told)
+
+
+@pytest.mark.parametrize(
     ("content", "told"),
     [
         ('{"config": {"budget": {"hours": 1e999}}}', "1e999 is not a JSON number"),
-        ('{"preset": "demo", "priority": "0"}', "valid integer"),
+        ('{"preset": "demo", "priority": "0"}', "must be a whole number"),
         ('{"config": {"seed": true}}', "must be a whole number"),
     ],
 )
@@ -184,6 +218,10 @@ def test_the_type_of_every_problem_leads_to_its_explanation_and_a_missing_method
     assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
     assert answer.headers["allow"] == "GET, POST", "of both routes"
     assert client.put(f"{API}/runs/{RUN}").headers["allow"] == "DELETE, GET, PATCH"
+
+
+def test_a_probe_may_ask_for_the_head_alone(client: TestClient) -> None:
+    assert [client.head(f"/health/{name}").status_code for name in ("live", "ready")] == [200, 200]
 
 
 def test_an_internal_error_is_a_problem_with_the_request_id_and_its_traceback_is_in_the_log(

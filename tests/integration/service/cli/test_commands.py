@@ -15,15 +15,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sqlalchemy import select
 from support import queued_runs as runs
 from support.command_line import Gxpo
 from support.reported_runs import finish
+from support.scheduling import Cluster
 from support.service_processes import until
 
 from gxpo_services.api.principals import Principal, Role, hash_token
 from gxpo_services.cli.common import connect
-from gxpo_services.db.database import Database
-from gxpo_services.db.tables import AccessToken, Group
+from gxpo_services.db.database import Database, note_change
+from gxpo_services.db.tables import AccessToken, Group, Run
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.service import new_run
 from gxpo_services.settings import ServiceSettings
@@ -142,10 +144,14 @@ overrides = ['data.sources=[{path = "mine.jsonl", weight = 2.5}]']
 """
 
 
-def test_a_study_is_submitted_with_the_paths_that_the_files_have_here(gxpo: Gxpo, tmp_path: Path) -> None:
+def write_study() -> None:
     rows = (json.dumps({"problem": f"{number} + 1?", "answer": str(number + 1)}) for number in range(64))
     Path("mine.jsonl").write_text("\n".join(rows))
     Path("study.toml").write_text(STUDY)
+
+
+def test_a_study_is_submitted_with_the_paths_that_the_files_have_here(gxpo: Gxpo, tmp_path: Path) -> None:
+    write_study()
     cost = gxpo.json("sweep", "--study", "study.toml", "--check")
     # 2 arms, each with 2 rates of 30 passes on a tuning seed and 2 seeds of 60
     assert cost == {"runs": 8, "backward_passes": 360}
@@ -240,16 +246,53 @@ def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(gxpo: Gxpo,
     good, bad = gxpo.submit("good"), gxpo.submit("bad")
     with ThreadPoolExecutor(1) as pool:
         watcher = pool.submit(gxpo, "watch", good)
+        printed = ""
+
+        def shows(state: str) -> bool:
+            nonlocal printed
+            printed += gxpo.printed().err
+            return f"good: {state}" in printed or watcher.done()
+
+        until(lambda: shows("queued"), "the run as it is")
         runs.change(database, good, state=RunState.RUNNING)
-        assert not watcher.done()
+        until(lambda: shows("running"), "a change")
         runs.change(database, good, state=RunState.SUCCEEDED)
         assert watcher.result(LONG_S) == 0
-    assert gxpo.printed().err.splitlines()[-1] == "good: succeeded"
+    lines = (printed + gxpo.printed().err).splitlines()
+    assert [line.split()[1] for line in lines] == ["queued", "running", "succeeded"]
     runs.change(database, bad, state=RunState.FAILED, reason="out_of_memory")
     assert "bad: failed (out_of_memory)" in gxpo.error(1, "watch", "good", "bad")
     assert gxpo("watch", "bad", "--json") == 1
     assert json.loads(gxpo.printed().out)["reason"] == "out_of_memory"
     assert gxpo("watch") == 2
+
+
+def test_watching_a_study_goes_on_with_the_runs_that_it_queues(
+    gxpo: Gxpo, database: Database, settings: ServiceSettings
+) -> None:
+    write_study()
+    group = gxpo.json("sweep", "--study", "study.toml", "--yes")["group"]["id"]
+    scheduler = Cluster(database, settings).scheduler(max_concurrent_runs=0)
+    printed = ""
+
+    def shows(num: int, state: str) -> bool:
+        nonlocal printed
+        printed += gxpo.printed().err
+        return len({line.split(":")[0] for line in printed.splitlines() if f": {state}" in line}) == num
+
+    with ThreadPoolExecutor(1) as pool:
+        watcher = pool.submit(gxpo, "watch", "--group", group)
+        for num in (2, 4, 8):  # two rates and two seeds of two arms
+            until(lambda num=num: shows(num, "queued") or watcher.done(), "the next runs")
+            with database.writing() as session:
+                for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED)):
+                    run.state, run.score, run.ended_at = RunState.SUCCEEDED, 0.5, float(num)
+                note_change(session)
+            until(lambda num=num: shows(num, "succeeded") or watcher.done(), "their ends")
+            assert num == 8 or not watcher.done()
+            scheduler.tick()
+        assert watcher.result(LONG_S) == 0
+    assert shows(8, "succeeded")
 
 
 def test_a_group_of_more_runs_than_a_stream_takes_is_watched(gxpo: Gxpo, database: Database) -> None:
@@ -352,7 +395,7 @@ def test_the_first_token_of_a_service_is_made_in_its_database_once_it_is_migrate
         with pytest.raises(SystemExit, match="2"):
             gxpo("token", "create", "ada", "--days", days)
         assert gxpo.printed().err.endswith(f"--days: {days}: must be a number above 0, at most 36500\n")
-    assert "name: String should have at least 1 character" in gxpo.error(2, "token", "create", "", "--database")
+    assert "name: must not be empty" in gxpo.error(2, "token", "create", "", "--database")
     monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
     assert "gxpo migrate" in gxpo.error(2, "token", "create", "first", "--database")
     monkeypatch.delenv("GXPO_DATABASE_URL")

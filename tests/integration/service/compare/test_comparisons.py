@@ -138,6 +138,15 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
     assert (refused.status_code, "no common benchmark" in refused.json()["detail"]) == (422, True)
 
 
+def test_steps_of_a_warm_start_are_given_for_each_run(client: TestClient, database: Database) -> None:
+    warm = evaluated_run(database, config(GRPO, warm_start={"steps": 10}), RISING)
+    plain, same = (evaluated_run(database, config(GXPO, name=name), RISING) for name in ("a", "b"))
+    answer = compare(client, runs=[warm, plain, same])
+    runs = {run["id"]: run for group in answer["groups"] for run in group["runs"]}
+    assert (runs[warm]["warm_steps"], runs[warm]["curve"]["steps"]) == (10, [0, 10])
+    assert [run["warm_steps"] for run in (*runs.values(), *answer["left_out"])] == [10, 0, 0]
+
+
 def test_the_further_run_of_a_seed_counts_and_benchmarks_are_averaged(client: TestClient, database: Database) -> None:
     long = evaluated_run(database, config(GRPO), RISING, benchmarks=("easy", "hard"))
     short = evaluated_run(database, config(GRPO, name="retry"), {0: [0.0, 0.5]}, benchmarks=("easy", "hard"))
@@ -329,6 +338,29 @@ def test_a_heat_map_leaves_out_controls_that_have_its_settings(client: TestClien
     ]
 
 
+def test_a_heat_map_of_a_sweep_of_rules_and_rates_has_the_rates_of_its_grid(
+    client: TestClient, database: Database
+) -> None:
+    """Every run has a rule and a rate of the sweep, the controls too: at the rates × (αK + 1) = 3.5."""
+    rate = "learner.optimizer.learning_rate"
+    body = {"name": "s", "base": {"preset": "demo"}, "preset": "rules", "grid": {rate: [2e-5, 1e-5]}}
+    made = client.post("/api/v1/sweeps", json=body).json()
+    for run in made["runs"]:
+        report(database, run["id"], evaluations=[reporting.evaluation_row(1)])
+    answer = client.get(f"/api/v1/groups/{made['group']['id']}/heatmap").json()
+    assert (answer["x"], answer["x_values"]) == (rate, [1e-5, 2e-5]), "the axes have the order of the request"
+    assert (answer["y"], answer["y_values"]) == ("learner.rule.name", ["grpo", "sfpo", "gxpo"])
+    assert [run["reason"] for run in answer["left_out"]] == ["it is a learning-rate control"] * 2
+
+
+def test_the_axes_of_a_heat_map_are_the_first_settings_of_the_grid(client: TestClient) -> None:
+    grid = {"learner.optimizer.learning_rate": [1e-5, 2e-5], "learner.rule.k": [3, 5], "learner.rule.alpha": [0.1, 1.0]}
+    made = client.post("/api/v1/sweeps", json={"name": "s", "base": {"preset": "demo"}, "grid": grid}).json()
+    answer = client.get(f"/api/v1/groups/{made['group']['id']}/heatmap").json()
+    assert ([answer["x"], answer["y"]], answer["settings"]) == ([*grid][:2], [*grid])
+    assert answer["mixed"] == ["learner.rule.alpha"]
+
+
 def test_a_group_that_varies_too_little_has_no_heat_map(client: TestClient, database: Database, sweep: str) -> None:
     for group, query, status, word in (
         ("g404", {}, 404, "there is no group"),
@@ -355,7 +387,7 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
         headers = {"Authorization": f"Bearer {(home / 'token').read_text().strip()}"}
         answer = httpx.get(f"{service.url}/api/v1/compare?runs={run}", headers=headers, timeout=60, trust_env=False)
         assert answer.status_code == 200
-        (api,) = [one for one in psutil.Process().children() if "uvicorn" in one.cmdline()]
+        (api,) = [one for one in psutil.Process().children() if "serve" in one.cmdline()]
         (worker,) = api.children()
         assert "anyio.to_process" in worker.cmdline()
         api.send_signal(ending)

@@ -110,6 +110,21 @@ def test_a_server_that_only_reads_is_unavailable_to_who_writes(
     assert "cannot use the database (cannot execute INSERT in a read-only transaction)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_database_that_cannot_grow_or_be_written_says_so(client: TestClient, app: FastAPI) -> None:
+    def answer(pragma: str) -> str:
+        with app.state.database.engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA {pragma}")
+        answer = client.post("/api/v1/groups", json={"name": "g" * 200})
+        while answer.status_code == 201:  # until the last page is full
+            answer = client.post("/api/v1/groups", json={"name": "g" * 200})
+        assert answer.status_code == 503
+        return str(answer.json()["detail"])
+
+    assert answer("max_page_count=1") == "the database is unavailable: its disk is full; free space"
+    assert answer("query_only=ON") == "the database is unavailable: it is read-only; check the owner of its file"
+
+
 def test_a_reading_session_refuses_changes(database: Database) -> None:
     with database.reading() as session:
         session.add(Group(id="g1", name="one", created_at=1.0, created_by="test"))

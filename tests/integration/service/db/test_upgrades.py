@@ -304,6 +304,34 @@ def test_a_full_disk_is_named_by_a_restore(
         restore(f"sqlite:///{tmp_path / 'other.sqlite'}", backup)
 
 
+def test_a_full_disk_is_named_by_a_back_up(
+    service_home: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup, connect = tmp_path / "copy.sqlite", sqlite3.connect
+
+    def limited(file: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(file, **options)
+        if str(file).endswith(".part"):
+            connection.execute("PRAGMA max_page_count=2")
+        return connection
+
+    monkeypatch.setattr("gxpo_services.db.migrate.sqlite3.connect", limited)
+    with pytest.raises(ConfigError, match=r"cannot write the back-up .*copy\.sqlite: database or disk is full"):
+        back_up(service_home.url, backup)
+
+
+def test_a_database_of_another_program_is_not_migrated(tmp_path: Path) -> None:
+    file = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE users (name TEXT)")
+    with pytest.raises(
+        ConfigError, match=r"other\.sqlite has tables of another program; name another database by GXPO_"
+    ):
+        upgrade(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("users",)]
+
+
 def test_what_is_no_back_up_is_refused_and_changes_nothing(service_home: ServiceSettings, tmp_path: Path) -> None:
     good, newer, bad = (tmp_path / f"{name}.sqlite" for name in ("good", "newer", "bad"))
     before = rows_of(service_home.url)

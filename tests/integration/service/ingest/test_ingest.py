@@ -25,7 +25,10 @@ from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import service
 from gxpo_services.runs.lifecycle import StateChanged
+from gxpo_services.scheduling.launcher import prepare
 from gxpo_trainer.config.base import idle_phase
+from gxpo_trainer.reporting.uploader import take_service
+from gxpo_trainer.training.checkpoints import next_attempt
 from gxpo_trainer.training.evaluation import score_groups
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
@@ -331,6 +334,34 @@ def test_lines_that_a_power_cut_took_do_not_hide_those_of_the_next_launch(databa
     before = runs.row(database, run_id)
     forget_lost_lines(database, run_id, folder, 2, 2)
     assert runs.row(database, run_id) == before, "nothing is missing"
+
+
+def test_a_lost_folder_makes_no_attempt_of_a_number_that_was_received(
+    client: TestClient, database: Database, folder: Path
+) -> None:
+    """Else rows of the dead attempt 2 would replace those of the new one, and its samples would be added to them."""
+    samples = [{"group": number, "sample": 0} for number in range(4)]
+    run_id = runs.add_run(database)
+    for number, steps in ((1, range(1, 61)), (2, range(51, 121))):
+        launched, before = launch(database, run_id, number), runs.get(database, run_id).offsets
+        rows = {
+            "metrics": [metric_row(step, number, a=1.0) for step in steps],
+            "samples": [sample_row(60, number, **sample) for sample in samples],
+        }
+        send(database, launched, body(1, number, offsets=before, **rows))
+    launch(database, run_id, number=3)
+    forget_lost_lines(database, run_id, folder, 3, 3)
+    prepare(folder, runs.get(database, run_id), url="http://127.0.0.1:1", token="t")
+    assert json.loads((folder / "service.json").read_text())["after"] == 2
+    attempt = next_attempt(folder, None, after=take_service(folder / "service.json").after)
+    assert attempt == 3
+    write_lines(folder / "metrics.jsonl", [metric_row(step, attempt, a=2.0) for step in range(1, 101)])
+    write_lines(folder / "samples.jsonl", [sample_row(60, attempt, **sample) for sample in samples])
+    drain(database, run_id, folder, 3, 3)
+    run = runs.get(database, run_id)
+    assert (run.attempt, run.step) == (3, 100)
+    assert runs.curve(database, run_id, "a") == [(step, 2.0) for step in range(1, 101)]
+    assert len(client.get(f"/api/v1/runs/{run_id}/samples", params={"step": 60}).json()["items"]) == 4
 
 
 def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path) -> None:

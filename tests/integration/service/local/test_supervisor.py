@@ -183,7 +183,7 @@ def test_a_missing_log_and_a_full_disk_are_said_once_and_end_nothing(
     (process,) = json.loads((tmp_path / "up.json").read_text())["processes"]
     assert process["pid"] == pid_in(mark), "recorded once there is room"
     assert messages[1:] == [
-        f"api: [Errno 2] No such file or directory: '{log}'",
+        f"api: {log} is gone; restart `gxpo up` to log again",
         "api: ended with signal 9; restarting in 0.01 s",
         "api: [Errno 28] No space left on device",
         "state: [Errno 28] No space left on device",

@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ from gxpo_client.client import is_up
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.local.ray_head import RayHead, free_port
+from gxpo_services.local.supervisor import Child, StartError
 from gxpo_services.local.up import Stack
+from gxpo_services.scheduling.scheduler import LIVENESS_FILE
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.errors import ConfigError, GxpoError
 
@@ -162,11 +166,26 @@ def test_a_home_that_cannot_be_used_is_one_message(tmp_path: Path, monkeypatch: 
         Stack(tmp_path, print, threading.Event()).__enter__()
 
 
+def test_a_round_of_an_earlier_scheduler_does_not_make_a_new_one_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GXPO_RAY_ADDRESS", "http://127.0.0.1:1")
+    (tmp_path / LIVENESS_FILE).touch()
+
+    class Failing(Stack):
+        def scheduler(self, env: dict[str, str]) -> Child:
+            return replace(super().scheduler(env), command=[sys.executable, "-c", "raise SystemExit(2)"])
+
+    with pytest.raises(StartError, match="scheduler ended with code 2 during start-up"):
+        Failing(tmp_path, print, threading.Event(), port=free_port(), dashboard_port=None).__enter__()
+
+
 # A second account of the same machine: a real one, made for the test, whose processes try to read the first one's
 # service.
 
 
-ACCOUNT = "gxpo-neighbour"
+ACCOUNT = "gxpo-test-"
+"""Before the id of the process that makes the account: two suites may run at a time."""
 
 RAY_PATHS = ("/metrics", "/logs", "/api/jobs/", "/api/v0/nodes", "/api/job_agent/jobs/", "/get_or_create_runtime_env")
 URLS = ("/api/v1/runs", "/api/v1/tokens", "/metrics", "/api/v1/export?runs=r1")
@@ -220,24 +239,25 @@ def as_account(account: pwd.struct_passwd, look: Callable[[], list[str]]) -> tup
 def neighbour() -> Iterator[pwd.struct_passwd]:
     if os.geteuid() != 0 or shutil.which("useradd") is None:
         pytest.skip("only root can make a second account, with useradd")
-    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", ACCOUNT], check=True, capture_output=True)
+    for left in [account.pw_name for account in pwd.getpwall() if account.pw_name.startswith(ACCOUNT)]:
+        if not psutil.pid_exists(int(left.removeprefix(ACCOUNT))):  # of a suite that was killed
+            subprocess.run(["userdel", left], check=True, capture_output=True)
+    name = f"{ACCOUNT}{os.getpid()}"
+    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True, capture_output=True)
     try:
-        yield pwd.getpwnam(ACCOUNT)
+        yield pwd.getpwnam(name)
     finally:
-        subprocess.run(["userdel", ACCOUNT], check=True, capture_output=True)
+        subprocess.run(["userdel", name], check=True, capture_output=True)
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home() -> Iterator[Path]:
     """A home that existed before, open to everybody, in folders that everybody can enter."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_mode & 0o001 == 0:
-            folder.chmod(folder.stat().st_mode | 0o011)
-        if folder.parent == Path("/tmp"):
-            break
-    made = tmp_path / "home"
-    made.mkdir(mode=0o755)
-    return made
+    with tempfile.TemporaryDirectory(prefix="gxpo-test-") as folder:
+        Path(folder).chmod(0o755)
+        made = Path(folder) / "home"
+        made.mkdir(mode=0o755)
+        yield made
 
 
 def test_a_second_account_reads_nothing_of_the_service(neighbour: pwd.struct_passwd, home: Path) -> None:

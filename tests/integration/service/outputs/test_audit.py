@@ -51,6 +51,14 @@ def test_admins_read_who_did_what_page_by_page(client: TestClient, anonymous: Te
     assert client.get(f"{API}/audit", params={"cursor": "x"}).status_code == 422
 
 
+def test_the_longest_name_of_a_token_makes_tokens(client: TestClient, anonymous: TestClient) -> None:
+    """An actor is the name after `token:`, and longer than the column that holds who made a token."""
+    made = client.post(f"{API}/tokens", json={"name": "n" * 100, "role": "admin"}).json()
+    headers = {"Authorization": f"Bearer {made['token']}"}
+    second = anonymous.post(f"{API}/tokens", json={"name": "ci"}, headers=headers)
+    assert (second.status_code, second.json().get("created_by")) == (201, "token:" + "n" * 94)
+
+
 def test_the_last_use_of_a_token_is_shown(
     app: FastAPI, client: TestClient, anonymous: TestClient, database: Database, token_for: Callable[[str], str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -156,4 +157,18 @@ def test_a_service_that_others_reach_does_not_start_without_roots(
         monkeypatch.setenv(variable, content)
     assert cli.main([command]) == 2
     assert "GXPO_MODEL_ROOTS" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_service_on_a_used_port_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GXPO_HOME", str(tmp_path / "home"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--port", str(port)]) == 2
+    told = (
+        f"gxpo: cannot listen on 127.0.0.1, port {port} (Address already in use); set another GXPO_PORT or GXPO_HOST\n"
+    )
+    assert capsys.readouterr().err == told
     assert not (tmp_path / "home").exists()

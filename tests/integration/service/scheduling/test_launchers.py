@@ -18,7 +18,14 @@ from support.processes import is_alive
 from support.ray_clusters import RayHead
 from support.service_processes import until
 
-from gxpo_services.scheduling.launcher import Job, JobStatus, Launcher, LauncherUnavailable, RayLauncher
+from gxpo_services.scheduling.launcher import (
+    Job,
+    JobRefused,
+    JobStatus,
+    Launcher,
+    LauncherUnavailable,
+    RayLauncher,
+)
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +168,16 @@ def test_neither_silence_nor_the_answer_of_a_starting_head_is_a_status() -> None
                 ask()
     with pytest.raises(LauncherUnavailable, match="does not answer"):
         launchers[0].stop("a")
+
+
+def test_the_reason_of_a_refusal_is_the_last_line_in_words() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        known = request.method == "GET"
+        return httpx.Response(404 if known else 500, text="" if known else "Traceback\nno ASCII path\n.\n\n")
+
+    launcher = RayLauncher("http://ray", transport=httpx.MockTransport(answer))
+    with pytest.raises(JobRefused, match=r"rejected job a-1: 500 no ASCII path$"):
+        launcher.submit(Job("a-1", ("true",), Path("/x/a/train.log")))
 
 
 def test_only_the_jobs_of_this_service_are_read() -> None:

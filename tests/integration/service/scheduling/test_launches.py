@@ -34,7 +34,8 @@ def test_a_queued_run_is_launched_with_its_config_a_secret_and_the_servers_lists
     assert (run.state, run.launch, run.job_id, run.lease_owner) == (S.STARTING, 1, f"{run_id}-1", "first")
     assert load_run(folder / "config.toml") == config
     service = json.loads((folder / "service.json").read_text())
-    assert service == {"url": cluster.settings.api_url, "run": run_id, "attempt": 1, "token": service["token"]}
+    about = {"url": cluster.settings.api_url, "run": run_id, "attempt": 1, "after": 0}
+    assert service == about | {"token": service["token"]}
     assert hash_token(service["token"]) == run.run_token_sha256
     assert stat.S_IMODE((folder / "service.json").stat().st_mode) == 0o600
     (job,) = cluster.launcher.submitted

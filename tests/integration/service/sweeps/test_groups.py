@@ -438,12 +438,20 @@ def test_a_bad_study_is_refused_and_queues_nothing(client: TestClient, database:
         "arms.bad: ": {"arms": arms | {"bad": {"label": "B", "overrides": ["learner.rule.name=ppo"]}}},
         "arms.grpo: ": {"overrides": ["model.trust_remote_code=true"]},
         "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0": {"seeds": [0, -1]},
+        "arms.grpo: logging.project: must not contain a NUL": {"overrides": ['logging.project="a\\u0000"']},
+        "title: must not contain a NUL": {"title": "a\0"},
         "arms.far: learning_rate: is inf": {"arms": far, "ladder": ladder | {"learning_rates": [1e-5, 20.0]}},
     }
     for message, changes in refused.items():
         answer = client.post(f"{API}/studies", json={"toml": tomli_w.dumps(STUDY | changes)})
         assert (answer.status_code, message in answer.text) == (422, True), message
     assert client.post(f"{API}/studies", json={"toml": "a = "}).status_code == 422
+    with_mark = "\ufeff" + tomli_w.dumps(STUDY | {"title": 3, "seeds": "x"})
+    errors = client.post(f"{API}/studies", json={"toml": with_mark}).json()["errors"]
+    assert errors == [
+        {"field": "toml.seeds", "message": "must be a list in brackets"},
+        {"field": "toml.title", "message": "must be text; put it in quotes"},
+    ]
     assert queued(database) == []
 
 

@@ -48,6 +48,16 @@ def test_smoothed_values_are_drawn_with_their_bounds_over_the_cost_that_was_chos
     assert math.isnan(first["high"])
 
 
+def test_a_smoothed_line_has_no_band_that_it_could_leave() -> None:
+    chart = scores.comparison_chart(answer() | {"smoothing": 0.9}, "step")
+    assert chart.points[["low", "high"]].isna().all(axis=None)
+    assert "Exponential average, weight 0.9." in chart.text
+    assert list(chart.table().columns) == ["Series", "Training step", "pass@1", "Average, weight"]
+    assert not {"95% low", "95% high"} & {
+        field.get("title") for field in chart.spec["layer"][-1]["encoding"]["tooltip"]
+    }
+
+
 def test_more_evaluations_do_not_change_the_specification() -> None:
     longer = answer()
     longer["groups"][0]["mean"] = curve([0, 10, 20], [0.2, 0.3, 0.9])
@@ -207,7 +217,42 @@ def test_the_table_gives_newest_and_best() -> None:
     assert row.tolist()[2:] == ["40.0%", "30.0% to 50.0%", "20", "50.0%", "10", "78.7%"]
 
 
-# The page goes on with the runs that its groups have by now.
+# The page goes on with the runs and evaluations that there are by now.
+
+
+def _early() -> None:  # run as a script without this module's imports
+    import streamlit as st
+
+    from gxpo_dashboard.views import benchmarks, compare
+
+    st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
+    if st.session_state["drawn"] == 1:
+        benchmarks._await_evaluation(["r0"])
+    elif st.session_state["drawn"] == 2:
+        compare._comparison({"groups": []}, {"r0": {"id": "r0", "group": None}}, {}, awaited=True)
+
+
+def test_a_first_evaluation_draws_the_page_with_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, Any] = {"/evaluations": {"items": []}, "/names": ["reward/mean"]}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        known = next((content for end, content in answers.items() if request.url.path.endswith(end)), None)
+        return (
+            httpx.Response(422, json={"title": "Invalid", "detail": "refused", "errors": [], "left_out": []})
+            if (known is None)
+            else httpx.Response(200, json=known)
+        )
+
+    http = connect("http://127.0.0.1:8000", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(visitor, "client", lambda: Client(http, "token"))
+    page = AppTest.from_function(_early).run(timeout=60)
+    assert page.session_state["drawn"] == 1
+    answers["/evaluations"] = {"items": [{"scores": {"pass@1": 0.5}}]}
+    page.session_state["drawn"] = 0
+    assert page.run(timeout=60).session_state["drawn"] == 2
+    answers["/names"] = ["reward/mean", "eval/gsm8k/pass@1"]
+    page.session_state["drawn"] = 1
+    assert page.run(timeout=60).session_state["drawn"] == 3
 
 
 def _growing() -> None:  # run as a script without this module's imports
@@ -217,7 +262,7 @@ def _growing() -> None:  # run as a script without this module's imports
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     known = {f"r{number}": {} for number in range(st.session_state["drawn"])}
-    compare._comparison({"groups": ["g1"]}, known)
+    compare._comparison({"groups": ["g1"]}, known, {}, awaited=False)
 
 
 def test_a_run_that_a_group_has_since_is_drawn_by_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,16 @@ def test_a_thinned_series_is_a_line_of_means_in_a_band_and_its_newer_points_and_
     assert chart.text.endswith("Thinned to means in a band of minima and maxima; the export in Compare has every step.")
     assert set(chart.table()["Thinned to"]) == {BANDS}
     whole = drawn({"b": points([2.0])}, {"b": "B"})
-    assert (whole.thinning, "Thinned to" in whole.table()) == ("", False)
+    assert (whole.processing, "Thinned to" in whole.table()) == ("", False)
+
+
+def test_an_average_is_said_to_be_one_in_the_text_and_in_the_file() -> None:
+    series = points([1.0, 2.0])
+    series.smoothing = 0.9
+    chart = drawn({"a": series}, {"a": "A"})
+    assert chart.text == "At step 2: A 2. Exponential average, weight 0.9."
+    assert set(chart.table()["Average, weight"]) == {0.9}
+    assert "Average, weight" not in drawn({"b": points([2.0])}, {"b": "B"}).table()
 
 
 def test_the_part_of_a_chart_has_its_data_alone() -> None:
@@ -122,5 +131,8 @@ def test_hidden_outliers_are_counted_and_bands_end_at_their_limits() -> None:
     rows = calm.points
     assert rows["y"].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 9]
     assert rows.loc[3, ["low", "high"]].tolist() == [-4, 10]
+    part = {"y": {"field": "y", "stack": "zero"}}
+    stacked = Chart("k", "t", {"layer": [base.layer("points", "area", part)]}, chart.datasets, "", "")
+    assert base.without_outliers(stacked) == (stacked, 0), "a sum without one of its parts is another"
     without_lines = Chart("k", "t", DOTS, {"points": rows[["y"]]}, "", "")
     assert base.without_outliers(without_lines)[1] == 0

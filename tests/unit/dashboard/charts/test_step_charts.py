@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gxpo_dashboard.charts import steps
@@ -13,6 +14,7 @@ from gxpo_dashboard.charts.base import Chart
 from gxpo_dashboard.charts.steps import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_dashboard.view_models.series import Points, Series
+from gxpo_services.outputs.metric_series import thin
 from gxpo_trainer.config import RunConfig
 
 RULES = rules_of(RunConfig.model_json_schema())
@@ -34,6 +36,24 @@ def test_the_step_that_fires_the_gate_still_looked_ahead() -> None:
     passes = steps.passes_by_phase(SHUT_OFF, RULES.of(GXPO)).pivot(index="x", columns="series", values="y")
     assert list(passes[LOOK_AHEAD]) == [3, 6, 9, 9, 9]
     assert list(passes[FALLBACK]) == [0, 0, 0, 1, 2]
+
+
+def test_phases_of_a_long_run_after_a_warm_start_are_those_of_its_own_steps() -> None:
+    # 200 supervised steps, 500 of three passes up to the one that fires the gate, and 1,000 of one pass.
+    total = {200 + step: 3.0 * min(step, 500) + max(0, step - 500) for step in range(-199, 1501)}
+    total |= dict.fromkeys(range(1, 201), 0.0)
+    values = {
+        "update/backward_passes_total": dict(sorted(total.items())),
+        "gate/active": {step: float(step < 700) for step in range(201, 1701)},
+    }
+    series = {}
+    for name, by_step in values.items():
+        kept = thin(np.array([*by_step.values()]), 600)  # of different steps for the two
+        series[name] = points([[*by_step][place] for place in kept], [[*by_step.values()][place] for place in kept])
+    last = steps.passes_by_phase(series, RULES.of(GXPO)).groupby("series")["y"].last()
+    # A point in three steps is left, and what is between two counts towards the later phase.
+    assert last[LOOK_AHEAD] == pytest.approx(1500, abs=3 * 6)
+    assert last.sum() == 2500
 
 
 @pytest.mark.parametrize(
@@ -61,7 +81,7 @@ def test_a_long_run_has_few_points_to_hover_over_and_all_steps_in_its_areas() ->
     assert len(chart.datasets["own"].query("x > 0")) == 2 * 601
     assert chart.points["x"].nunique() == len(chart.datasets["others"].query("series.str.startswith('GRPO')")) - 1 == 86
     assert chart.points["x"].max() == 601
-    assert "evenly spaced" in chart.thinning
+    assert "evenly spaced" in chart.processing
 
 
 def test_the_budget_is_a_line_and_a_word() -> None:
@@ -117,12 +137,14 @@ def test_without_a_step_or_timeline_charts_say_so() -> None:
     assert steps.timeline_chart([]).summary == "No timeline yet."
 
 
-STEPS = [
-    {"step": 7, "begin": 100.0, "spans": [
+STEPS: list[dict[str, Any]] = [
+    {"attempt": 2, "step": 7, "begin": 100.0, "spans": [
         {"process": "engine 0", "activity": "sampling", "begin": 0.0, "end": 2.0},
         {"process": "learner", "activity": "updating", "begin": 2.0, "end": 4.0},
     ]},
-    {"step": 8, "begin": 104.0, "spans": [{"process": "engine 0", "activity": "syncing", "begin": 0.5, "end": 1.0}]},
+    {"attempt": 2, "step": 8, "begin": 104.0, "spans": [
+        {"process": "engine 0", "activity": "syncing", "begin": 0.5, "end": 1.0},
+    ]},
 ]  # fmt: skip
 
 
@@ -135,6 +157,8 @@ def test_seconds_count_from_the_first_step_the_learner_is_first_and_the_words_sa
     ]
 
     assert chart.spec["layer"][0]["encoding"]["y"]["sort"] == ["learner", "engine 0"]
+    before = {"attempt": 1, "step": 7, "begin": 0.0, "spans": STEPS[0]["spans"]}
+    assert steps.timeline_chart([before, *STEPS]).points.equals(chart.points), "without a pause between two attempts"
     # 2.5 of 5 seconds and 2 of 5.
     assert chart.summary == "Busy over the last 2 steps: engine 0 50%, learner 40%."
 

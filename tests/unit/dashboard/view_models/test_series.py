@@ -11,7 +11,10 @@ from streamlit.testing.v1 import AppTest
 
 from gxpo_client.errors import ServiceUnavailable
 from gxpo_dashboard.session import visitor
-from gxpo_dashboard.view_models.series import BANDS, EVEN, LiveSeries, Points, number, refresh
+from gxpo_dashboard.view_models.rules import Rules
+from gxpo_dashboard.view_models.series import BANDS, EVEN, NEVER_SMOOTHED, LiveSeries, Points, number, refresh
+from gxpo_dashboard.views import explorer
+from gxpo_services.outputs import metrics
 
 Json = dict[str, Any]
 
@@ -89,6 +92,15 @@ def test_a_band_stands_for_the_points_of_its_answer_and_later_points_follow_it()
     assert not live.take(answer, 7), "a thinned increment would lose the points before it"
 
 
+def test_an_average_is_told_from_what_is_never_smoothed() -> None:
+    live = LiveSeries(smoothing=0.9)
+    answer = thinned([1], downsampled=False)
+    answer["series"] = dict.fromkeys(("reward/mean", "gate/z", "eval/average/pass@1"), answer["series"]["m"])
+    live.take(answer, None)
+    assert [points.smoothing for points in live.points.values()] == [0.9, 0.0, 0.0]
+    assert set(NEVER_SMOOTHED) == set(metrics.NEVER_SMOOTHED)
+
+
 def test_numbers_that_json_lacks() -> None:
     assert all(math.isnan(number(value)) for value in ("NaN", None, "words"))
     assert (number("-Infinity"), number(3)) == (-math.inf, 3.0)
@@ -158,3 +170,38 @@ def test_in_an_outage_what_is_known_is_drawn(monkeypatch: pytest.MonkeyPatch) ->
         page.session_state["runs"] = runs
         page.run(timeout=60)
         assert page.session_state["drawn"] == drawn
+
+
+def _after_a_warm_start() -> None:
+    import streamlit as st
+
+    from gxpo_dashboard.views import explorer
+
+    st.session_state["axis"] = "step"
+    runs = {run: {"name": run, "state": "running", "rule": "grpo"} for run in "ab"}
+    explorer.draw(runs, ("m",), "step", {"a": 200})
+
+
+def test_a_comparison_draws_no_step_of_a_warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a zoom, a crosshair and a step in a sentence are the same in all its charts."""
+    charts, asked = [], []
+
+    def metrics_of(ids: list[str], *_: Any, **part: Any) -> dict[str, Json]:
+        asked.append((part.get("from"), part.get("to")))
+        return {run: thinned([220, 300] if run == "a" else [20, 100], downsampled=False) for run in ids}
+
+    service = Service()
+    monkeypatch.setattr(service, "metrics_of", metrics_of, raising=False)
+    monkeypatch.setattr(visitor, "client", lambda: service)
+    monkeypatch.setattr(visitor, "rules", Rules)
+    monkeypatch.setattr(explorer, "chart", lambda chart, _: charts.append(chart))
+    page = AppTest.from_function(_after_a_warm_start)
+    page.run(timeout=60)
+    page.query_params |= {"from": "20", "to": "50"}
+    page.run(timeout=60)
+    assert not page.exception
+    assert charts[0].points[["series", "x", "step"]].to_numpy().tolist() == [
+        ["a", 20, 20], ["a", 100, 100], ["b", 20, 20], ["b", 100, 100],
+    ]  # fmt: skip
+    assert "from the end of a warm start" in charts[0].text
+    assert asked == [(None, None), (20, 250)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 import httpx
@@ -147,13 +148,19 @@ def test_every_order_of_a_column_is_known_to_the_service_and_shown_in_that_colum
 
 
 @pytest.mark.parametrize(
-    "text", ["[a](http://x)", "**b**", "<script>", ":red[c]", "$x$", "# d", "`e`", "~~f~~", "![g](h)", "| i |", "1. j"]
-)
+    "text",
+    [
+        "[a](http://x)", "**b**", "<script>", ":red[c]", "$x$", "# d", "`e`", "~~f~~", "![g](h)", "| i |", "1. j",
+        "&lt;", "a -> b", "<- --", "x >= 1", "<-> <= ~=",
+    ],
+)  # fmt: skip
 def test_markdown_is_escaped(text: str) -> None:
     escaped = labels.plain(text)
-    for mark in "[]()*<>:$#`~!|":
+    for mark in "[]()*<>:$#`~!|&":
         assert escaped.count(mark) == escaped.count(f"\\{mark}")
     assert escaped.replace("\\", "").replace("\u2060", "") == text
+    # As Streamlit's own plugin, in text that the page has parsed.
+    assert not re.search(r"(^|\s)(<->|->|<-|--|>=|<=|~=)(\s|$)", escaped.replace("\\", ""))
 
 
 def _without_points() -> None:  # run as a script without this module's imports
@@ -189,6 +196,26 @@ def test_a_part_without_points_of_a_live_series_leads_to_the_reset() -> None:
         "No points in the visible range. Reset the zoom.",
         *others,
     ]
+
+
+def _archived() -> None:
+    from gxpo_dashboard.views import runs
+
+    runs._nothing(dict.fromkeys(("text", "state", "rule", "tag", "group"), ""), False)
+
+
+@pytest.mark.parametrize(("items", "title"), [([], "No runs yet"), ([{"id": "r1"}], "All runs are archived")])
+def test_a_list_without_its_archived_runs_is_told_from_one_without_any(
+    items: list[Json], title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.params["archived"] == "any"
+        return httpx.Response(200, json={"items": items})
+
+    http = connect("http://127.0.0.1:8000", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(visitor, "client", lambda: Client(http, "token"))
+    page = AppTest.from_function(_archived).run(timeout=60)
+    assert page.markdown[0].value == f"#### {title}"
 
 
 def test_addresses_do_not_become_links() -> None:

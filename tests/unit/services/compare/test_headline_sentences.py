@@ -45,7 +45,9 @@ def test_groups_are_shown_with_the_baseline_marked_and_gates_thinned() -> None:
         return SeedGroup(name, (RunCurves(name, "gxpo", 3, curve, GateTrace(z, z)),))
 
     groups = [group("GRPO", 0.5), group("Epochs", 0.4), group("GXPO", 0.6)]
-    run: Any = SimpleNamespace(id="r1", name="a", state="succeeded", group_values=None, group=SimpleNamespace(id="g1"))
+    run: Any = SimpleNamespace(
+        id="r1", name="a", state="succeeded", group_values=None, group=SimpleNamespace(id="g1"), config={}
+    )
     comparison = compare_groups(groups, "GRPO")
     shown = [compared_group(group, comparison, {group.runs[0]: run}, 0.0) for group in groups]
     assert [(one.is_baseline, one.rule) for one in shown] == [(True, "gxpo"), (False, "gxpo"), (False, "gxpo")]

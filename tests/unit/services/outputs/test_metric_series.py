@@ -38,9 +38,9 @@ def test_an_increment_continues_the_average_and_the_gate_and_the_passes_have_non
     later = over_steps({"a": steps}, 100, after=39, smoothing=0.6)["a"]
     assert (later["steps"], later["y"]) == (list(range(40, 50)), whole["y"][40:])
     values = {1: 0.0, 2: 4.0}
-    names = "gate/z", "update/backward_passes", "update/backward_passes_total", "reward/mean"
+    names = "gate/z", "eval/a/pass@1", "update/backward_passes", "update/backward_passes_total", "reward/mean"
     series = over_steps(dict.fromkeys(names, values), 10, smoothing=0.5)
-    assert [series[name]["y"] for name in names] == [[0.0, 4.0]] * 3 + [[0.0, 2.0]]
+    assert [series[name]["y"] for name in names] == [[0.0, 4.0]] * 4 + [[0.0, 2.0]]
 
 
 def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:

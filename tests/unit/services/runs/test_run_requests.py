@@ -32,7 +32,7 @@ def errors_of(**source: Any) -> dict[str, str]:
 def test_preset_toml_and_nested_settings_are_three_forms_of_one_config(name: str) -> None:
     wanted = load_preset(name, ["budget.hours=inf"])
     assert config_of(preset=name, overrides=["budget.hours=inf"]) == wanted
-    assert config_of(toml=to_toml(wanted)) == wanted
+    assert config_of(toml=to_toml(wanted)) == config_of(toml="\ufeff" + to_toml(wanted)) == wanted
     assert config_of(config=json.loads(json.dumps(stored(wanted), allow_nan=False))) == wanted
 
 
