@@ -19,9 +19,9 @@ same description at `/openapi.json`, and at `/api/v1/docs` a page that sends req
 
 Requests carry `Authorization: Bearer TOKEN`. Errors are problem details (RFC 9457) of the form
 [ProblemDetails](#problemdetails). Beside the answers named below, any call may be answered with 401 (no valid token),
-403 (the token's role is too low), 404 (nothing of that id), 422 (an invalid request, a body that is no
-JSON, or an unknown query parameter of a list, metrics, a comparison or an export) or 503 (unavailable); a call with a
-body also with 400, 408 or 413.
+403 (the token's role is too low), 404 (nothing of that id), 422 (an invalid request, a body that is not
+JSON, or an unknown query parameter of a list of runs, groups, tokens or the audit, of metrics, a comparison or an
+export) or 503 (unavailable); a call with a body also with 400, 408 or 413.
 """
 USUAL = frozenset({"400", "401", "403", "404", "408", "413", "422", "503"})
 

@@ -58,10 +58,11 @@ PREFIX = "/api/v1"
 PAGE = 200
 FRESH_S = 1.0
 _DOWNLOAD_S = 600.0
-_PAGE_S, _OFFLINE_S = 8.0, 1.0
-"""Time-outs of a read through a cache; the second one while the service does not respond."""
+_PAGE_S, _OFFLINE_S = httpx.Timeout(16.0, connect=5.0), httpx.Timeout(1.0)
+"""Time-outs of a read through a cache: longer than a statement of the database may take; while the service does not
+respond."""
 _COMPUTED = ("compare", "heatmap")
-"""Last parts of paths whose answers take longer."""
+"""Last parts of paths whose answers may take the client's own time-out."""
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")  # as the service's (api/idempotency.py)
 Json = dict[str, Any]
 K = TypeVar("K")
@@ -143,7 +144,7 @@ class Client:
         try:
             headers = {"If-None-Match": tag} if tag else {}
             timeout: Any = _OFFLINE_S if cache.offline else _PAGE_S
-            if [path, *parts][-1].endswith(_COMPUTED):
+            if [path, *parts][-1].endswith(_COMPUTED) and not cache.offline:
                 timeout = httpx.USE_CLIENT_DEFAULT
             response = self.request("GET", path, *parts, params=params, headers=headers, timeout=timeout)
         except ServiceUnavailable as error:

@@ -111,7 +111,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _known_database(cls, value: str | None) -> str | None:
-        kind, _, driver = (value or "sqlite").partition(":")[0].partition("+")
+        kind, _, driver = (value or "sqlite://").partition("://")[0].partition("+")
         if driver not in {"sqlite": ("", "pysqlite"), "postgresql": ("", "psycopg")}.get(kind, ()):
             raise ValueError("must begin with sqlite:/// or postgresql+psycopg://")  # the rest may hold a password
         return value
@@ -221,8 +221,9 @@ def make_home(settings: ServiceSettings) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         if home.stat().st_mode & 0o077:
             names = {entry.name for entry in home.iterdir()}
-            names.discard("artifacts")  # of an API that came first
-            if names and names.isdisjoint(("gxpo.sqlite", "token", "scheduler-round")):  # no home
+            if settings.artifacts.parent == home.resolve():
+                names.discard(settings.artifacts.name)  # of an API that came first
+            if names and names.isdisjoint(("gxpo.sqlite", "token", "scheduler-round", "up.lock")):  # not a gxpo home
                 fix = f"choose an empty folder, or run `chmod 700 {home}`"
                 raise ConfigError(f"GXPO_HOME = {home} is open to other accounts and holds other files; {fix}")
             home.chmod(0o700)

@@ -173,7 +173,7 @@ def _words(frame: pd.DataFrame, metric: str) -> str:
 
 
 def comparison_chart(comparison: Response, x: str) -> Chart:
-    """Mean accuracy of each configuration with its band, out of which a smoothed one would run: it has none."""
+    """Mean accuracy of each configuration with its band; smoothed lines have none."""
     rows, smoothing = [], comparison["smoothing"]
     for group in comparison["groups"]:
         mean = group["mean"]

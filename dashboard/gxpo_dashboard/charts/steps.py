@@ -303,8 +303,8 @@ _ROW = 28
 
 
 def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
-    """One row per process, activities in seconds since the first step began; a gap is idle time. Of the newest attempt:
-    the time between two is none of the run's."""
+    """One row per process, activities in seconds since the first step began; a gap is idle time. Of the newest attempt,
+    without the pause before it."""
     steps = [step for step in steps if step["attempt"] == steps[-1]["attempt"]]
     rows = [
         (span["process"], span["activity"], shift + span["begin"], shift + span["end"], step["step"])

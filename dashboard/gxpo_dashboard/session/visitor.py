@@ -23,11 +23,11 @@ from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
 
 Json = dict[str, Any]
 Steps = Mapping[str, int] | None
-"""Supervised steps of runs, where they are not counted."""
+"""Steps of the warm start by run, which a page does not count."""
 
 RETRY_S = 3.0
 _PROBE_S = 5.0
-"""Time-out of the question whether the service responds."""
+"""Time-out of the check whether the service responds."""
 LIVE_S = 2.0
 SLOW_S = 5.0
 _CATALOGUE_S = 300.0

@@ -127,6 +127,7 @@ def _comparison(query: Json, everything: dict[str, Json], warm: dict[str, int], 
         except InvalidRequest as error:
             if not error.left_out:
                 raise
+            warm.update({run["run"]: run["warm_steps"] for run in error.left_out})
             words = (
                 "Runs are compared from their first evaluation on: before step 1, unless `evaluation.at_start = false`."
             )

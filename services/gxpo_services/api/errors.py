@@ -80,7 +80,7 @@ class Forbidden(Problem, status=403, title="Not allowed"):
 
 
 class BadRequest(Problem, status=400, title="Bad request"):
-    """What arrived is no valid HTTP request."""
+    """The request is not valid HTTP."""
 
 
 class MethodNotAllowed(Problem, status=405, title="Method not allowed"):
@@ -132,7 +132,7 @@ class Unavailable(Problem, status=503, title="Unavailable"):
 
 
 class Invalid(Problem, status=422, title="Invalid request"):
-    """The request is invalid, or its body is no JSON; `errors` names every invalid setting."""
+    """The request is invalid, or its body is not JSON; `errors` names every invalid setting."""
 
     @classmethod
     def of(cls, field: str, message: str) -> Invalid:
@@ -168,7 +168,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _validation(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [FieldError(field=_path(item["loc"]), message=in_words(item)) for item in error.errors()]
+        errors = [FieldError(field=_path(item["loc"]), message=describe_error(item)) for item in error.errors()]
         named = "; ".join(f"{item.field}: {item.message}" for item in errors[:5])
         return problem_response(Invalid, named, errors)
 
@@ -215,12 +215,14 @@ def _reason(error: BaseException | None) -> object:
     return error if isinstance(error, ServerSilent) else type(error).__name__
 
 
-def in_words(error: Mapping[str, Any]) -> str:
-    """What is wrong by one of pydantic's errors of a request."""
+def describe_error(error: Mapping[str, Any]) -> str:
+    """Describe one of pydantic's errors of a request."""
     if error["type"] == "json_invalid":
         return f"is not valid JSON: {error['ctx']['error']}"
     if isinstance(error.get("input"), bytes):  # left unread
         return 'is not JSON; send the header "Content-Type: application/json"'
+    if error["type"] == "extra_forbidden" and error["loc"][0] == "query":
+        return "is not a parameter of this request; correct its name"
     no_object = error["type"] in ("dict_type", "model_type", "dataclass_type", "model_attributes_type")
     return "must be a JSON object" if no_object else phrase(error)
 

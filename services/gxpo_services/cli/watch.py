@@ -51,13 +51,16 @@ def _members(client: Client, group: str) -> list[str]:
 
 
 def _queued_since(client: Client, group: str, known: Sequence[str]) -> list[str]:
-    """Runs of a group that are not known; waits for those that a study queues next."""
+    """Runs of a group that are not known, none once it is deleted; waits for those that a study queues next."""
     while True:
         with suppress(ServiceUnavailable):
-            is_study = client.get("/groups", group)["kind"] == "study"
-            # Before the members, which then include what is no longer due.
-            due = client.get("/studies", group)["due"] if is_study else 0
-            queued = [run_id for run_id in _members(client, group) if run_id not in known]
+            try:
+                is_study = client.get("/groups", group)["kind"] == "study"
+                # Before the members, which then include what is no longer due.
+                due = client.get("/studies", group)["due"] if is_study else 0
+                queued = [run_id for run_id in _members(client, group) if run_id not in known]
+            except NotFound:
+                return []
             if queued or not due:
                 return queued
         time.sleep(_RETRY_S)

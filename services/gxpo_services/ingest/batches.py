@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from gxpo_services.api import fields
-from gxpo_services.api.errors import Invalid, TooLarge, in_words
+from gxpo_services.api.errors import Invalid, TooLarge, describe_error
 from gxpo_services.runs.lifecycle import Outcome
 from gxpo_trainer.jsonl import decode_number
 
@@ -257,4 +257,4 @@ def _invalid(error: ValidationError, place: str = "") -> Invalid:
             place += f"[{part[:40]!r}]"
         elif part != "[key]":
             place += f"{'.' if place else ''}{part}"
-    return Invalid.of(place or "body", in_words(first))
+    return Invalid.of(place or "body", describe_error(first))

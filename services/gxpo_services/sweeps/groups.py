@@ -94,7 +94,7 @@ class GroupView(BaseModel):
 class GroupDetail(GroupView):
     """A group with its runs."""
 
-    spec: dict[str, Any] = Field(description="The request that created it.")
+    spec: dict[str, Any] = Field(description="The request that created it; of a sweep also the order of its settings.")
     runs: list[RunView] = Field(description="In order of creation, at most 1000.")
 
 

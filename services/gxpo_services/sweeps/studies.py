@@ -146,7 +146,7 @@ def _checked(body: StudyRequest, _: Submitter, server: Settings) -> tuple[StudyR
     try:
         file = tomllib.loads(body.toml.removeprefix("\ufeff"))
         if bad := faults(file):
-            raise Invalid.of("toml", ": ".join(bad[0]))
+            raise invalid([FieldError(field=f"toml.{path}".rstrip("."), message=text) for path, text in bad])
         study = definition.Study.model_validate(file)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise Invalid.of("toml", f"is not valid TOML: {error}") from None

@@ -258,7 +258,7 @@ def test_a_service_that_hangs_does_not_keep_a_page_for_a_minute(service: Service
     client.heat_map("g1")
     cache.offline = True
     client.run("r2")
-    assert [request.extensions["timeout"]["read"] for request in service.asked] == [8, 60, 60, 1]
+    assert [request.extensions["timeout"]["read"] for request in service.asked] == [16, 60, 60, 1]
 
 
 def test_a_session_reads_what_it_has_just_read_once_until_it_changes_something(

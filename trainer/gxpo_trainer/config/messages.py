@@ -167,7 +167,8 @@ def phrase(error: Any) -> str:
         kind = f"string_{kind}"  # of a text with a validator of its own
     elif kind in ("too_short", "too_long") and "actual_length" in context:
         bound = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
-        return f"has {context['actual_length']} entries and must have {bound}"
+        length = context["actual_length"]  # None of a dict
+        return f"must have {bound} entries" if length is None else f"has {length} entries and must have {bound}"
     if kind == "missing" and error["loc"] and isinstance(error["loc"][-1], int):
         return "is missing from the list"
     return _PHRASES[kind].format(**context) if kind in _PHRASES else str(error["msg"])

@@ -139,10 +139,21 @@ def test_deep_json_is_refused_everywhere(app: FastAPI, caller: TestClient, role:
             {"json": {"preset": "demo", "tags": ["t"] * 21}},
             "tags: has 21 entries and must have at most 20",
         ),
+        (
+            "POST",
+            "sweeps",
+            {"json": {"name": "s", "base": {"preset": "demo"}, "grid": {f"a.{n}": [1, 2] for n in range(9)}}},
+            "grid: must have at most 8 entries",
+        ),
         ("POST", "runs", {"json": {}}, "body: exactly one of config, toml and preset is required, not none"),
         ("POST", "runs", {"json": {"preset": "demo", "priority": "1"}}, "priority: must be a whole number"),
-        ("GET", "runs", {"params": {"stat": "failed"}}, "stat: is unknown; remove it"),
-        ("GET", "compare", {"params": {"runs": "r1", "base": "a"}}, "base: is unknown; remove it"),
+        ("GET", "runs", {"params": {"stat": "failed"}}, "stat: is not a parameter of this request; correct its name"),
+        (
+            "GET",
+            "compare",
+            {"params": {"runs": "r1", "base": "a"}},
+            "base: is not a parameter of this request; correct its name",
+        ),
     ],
 )
 def test_an_invalid_request_is_told_in_words(
