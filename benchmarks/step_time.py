@@ -27,6 +27,7 @@ from gxpo_trainer.training.run import train_run
 
 WARM_UP = 2
 """Warm-up steps excluded on both sides."""
+EQUAL = "reward/zero_variance_fraction"
 
 
 def equal_work(policy: Path, work: dict[str, Any], name: str, rule: dict[str, Any]) -> RunConfig:
@@ -86,14 +87,15 @@ def compare(
     for number in range(rounds):
         rows = run_ours(config, root / f"{name}-{number}")
         ours += [row["step_s"] for row in rows]
-        equal += [row.get("reward/zero_variance_fraction", 0.0) for row in rows]
+        equal += [row[EQUAL] for row in rows if EQUAL in row]
         theirs += time_trl({**peer, "steps": config.budget.steps}, root / f"{name}-trl-{number}")
     figures = [
         median("gxpo step", ours, "s"),
         median("TRL step", theirs, "s"),
         ratio("gxpo / TRL", ours, theirs, at_most=goal),
-        median("groups without a gradient, which gxpo's backward pass leaves out", equal, "of 1"),
     ]
+    if equal:
+        figures.append(median("groups without a gradient, which gxpo's backward pass leaves out", equal, "of 1"))
     save(name, figures, {**work, "rounds": rounds, "warm_up_steps": WARM_UP, "peer": "see trl_peer.py"})
 
 

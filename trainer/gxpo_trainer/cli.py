@@ -449,11 +449,12 @@ def register_study(subparsers: Subparsers) -> None:
 def run_study(args: argparse.Namespace) -> int:
     from gxpo_trainer.jsonl import make_folder
     from gxpo_trainer.studies.data import known_results
-    from gxpo_trainer.studies.definition import check_arms
-    from gxpo_trainer.studies.runner import StudyRunner
+    from gxpo_trainer.studies.definition import check_arms, pending
+    from gxpo_trainer.studies.runner import StudyRunner, read_results
 
     study, root, data = _study(args)
-    check_arms(study, runs_here=True)
+    results = read_results(study, root, known_results(study, data))
+    check_arms(study, run_here={key.arm for key in pending(study, results)}, begun=bool(results))
     show_status(args)
     make_folder(root)
     # Python ends at SIGTERM without unwinding, which would leave the runs behind.

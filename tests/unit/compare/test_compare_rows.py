@@ -208,10 +208,12 @@ def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
     plain, logged = (run_curves({"config": one}, [evaluation(0, 0.2)], {}).conditions for one in (made[0], watched))
     assert plain == logged, "trackers and deadlines change no accuracy"
     limits = {"workers": 2, "memory_mb": 512}
-    limited = {**made[0], "verifier": limits, "environment": {**limits, "host": True, "deadline_s": 2.0}}
+    limited = {**made[0], "verifier": limits, "environment": {**limits, "host": True}}
     run = run_curves({"config": limited}, [evaluation(0, 0.2)], {})
     assert run.conditions == plain
     assert run.hardware["verifier.workers"] == "2", "it affects times"
+    cut = run_curves({"config": {**made[0], "environment": {"deadline_s": 2.0}}}, [evaluation(0, 0.2)], {}).conditions
+    assert cut != plain, "what it ends has another reward"
     groups = group_by_config(runs)
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     with pytest.raises(DataError, match="same config and seed 1"):

@@ -333,17 +333,19 @@ def test_an_arm_without_an_evaluation_in_the_plateau_is_refused_before_it_runs()
         )
         with pytest.raises(ConfigError, match=refused):
             definition.check_arms(study(backward_passes=30, evaluate_every=15, arms=arms))
+        definition.check_arms(study(backward_passes=30, evaluate_every=15, arms=arms), begun=True)
         definition.check_arms(study(backward_passes=32, evaluate_every=15, arms=arms))
         definition.check_arms(study(backward_passes=30, evaluate_every=10, arms=arms))
 
 
 def test_arms_may_differ_in_all_settings_of_a_loss_that_one_of_them_names(tmp_path) -> None:
     arms = {arm: {"label": arm.upper()} for arm in ("grpo", "dppo")}
-    arms["dppo"]["overrides"] = ["learner.loss.surrogate = dppo"]
+    arms["dppo"]["overrides"] = ["learner.loss.surrogate = dppo", "teacher.path=other"]
     both = study(arms=arms)
     curves = {}
     for arm, clip in (("grpo", "0.2"), ("dppo", "0.15")):
         conditions = {"learner.loss.surrogate": arm, "learner.loss.clip_low": clip, "model.path": clip}
+        conditions["data_sha256.teacher.path"] = arm
         made = EvaluationCurve(*(np.array([1.0]) for _ in range(7)))
         curves[definition.RunKey("report", arm, 1e-5, 0)] = RunCurves(arm, arm, 0, made, conditions=conditions)
     folder = tmp_path / next(iter(curves)).folder

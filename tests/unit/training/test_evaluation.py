@@ -153,6 +153,9 @@ def test_responses_leave_room_for_a_prompt_in_the_models_positions(
         assert Gxpo(capsys).error(2, *command).endswith(f"1 prompts of {own} leave no room for 440 {told}")
         told = "; lower --max-new-tokens; the model has 512 positions\n"
         assert Gxpo(capsys).error(2, *command, "--max-new-tokens", "600").endswith(told)
+        turns = "--set", "environment.name=calculator", "--set", "environment.max_turns=20"
+        told = "the environment may write 1216 tokens, and the model has 512 positions; lower environment.max_turns"
+        assert told in Gxpo(capsys).error(2, *command, *turns)
 
 
 def test_the_terminal_numbers_the_steps_after_a_warm_start_from_one() -> None:

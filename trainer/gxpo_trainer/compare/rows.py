@@ -39,7 +39,7 @@ _FREE = re.compile(
 """Settings in which compared runs may differ: those under test, and those that do not affect accuracy."""
 _SPEED = re.compile(
     r"(placement|rollout\.(gpu_memory_utilization|cpu_kv_cache_gib|max_num_seqs)|verifier\.(workers|memory_mb)"
-    r"|environment\.(workers|memory_mb|host|deadline_s))(\.|$)"
+    r"|environment\.(workers|memory_mb|host))(\.|$)"
 )
 """Settings that affect times, but not accuracy."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False)

@@ -33,7 +33,9 @@ class GateConfig(Settings):
         "permanent", description="permanent: off for good; never: only measured; rearm: returns after a cool-down."
     )
     two_sided: bool = Field(False, description="Fire at |z| ≥ τ (SFPO's paper) instead of z ≥ τ.")
-    rearm_after: int = Field(20, ge=1, le=MOST_STEPS, description="rearm only: steps of cool-down.")
+    rearm_after: int = Field(
+        20, ge=1, le=MOST_STEPS, description="rearm only: cool-down, in steps that the gate judges."
+    )
     rearm_threshold: float = Field(0.0, description="rearm only: z, with two_sided |z|, must be below this.")
 
     @model_validator(mode="after")

@@ -207,6 +207,8 @@ def _conditions(study: Study, root: Path, keys: list[RunKey], curves: dict[RunKe
     allowed = {word.partition("=")[0].strip() for word in (*overridden, *searched)}
     # With the choice of a loss its other settings differ.
     chosen = {choice.section for choice in CHOICES.values() if f"{choice.section}.{choice.key}" in allowed}
+    if allowed & {"teacher.path", "rollout.source"}:
+        allowed.add("data_sha256.teacher.path")  # of its weights
     within = tuple(f"{name}." for name in allowed | chosen)
     differences = find_differences(groups) if groups else []
     unequal = [d.setting for d in differences if not f"{d.setting}.".startswith(within)]

@@ -14,7 +14,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -465,19 +465,20 @@ def extremes(study: Study, arm: str) -> Iterator[RunKey]:
                 yield RunKey("ladder", arm, point.learning_rate, extreme(study.tuning.seeds), point.settings)
 
 
-def check_arms(study: Study, *, runs_here: bool = False) -> None:
+def check_arms(study: Study, *, run_here: Collection[str] = (), begun: bool = False) -> None:
     """Raises ConfigError for an arm that this installation cannot run, before any other arm is trained.
 
-    runs_here: also for files that cannot be read, and for implementations of components that cannot be imported.
+    run_here: arms whose files must be readable and whose components can be imported. begun: the study has runs, so that
+    its budget stays as it is.
     """
     for arm in study.arms:
         try:
             for key in extremes(study, arm):
                 config = run_config(study, key)
-                if runs_here:
+                if arm in run_here:
                     check_implementations(config, f"preset {study.preset}")
                     check_files(config, most=FIRST_ROWS).refuse()
-                if key.stage == "report":
+                if key.stage == "report" and not begun:
                     _check_plateau(study, config)
         except (ConfigError, DataError) as error:
             raise ConfigError(f"arms.{arm}: {error}") from None

@@ -24,6 +24,7 @@ from gxpo_trainer.config import EvaluationConfig, RunConfig
 from gxpo_trainer.config.base import MOST_TOKENS
 from gxpo_trainer.config.engines import STARTER_TOKENS
 from gxpo_trainer.config.io import build
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import check_output, plain
 from gxpo_trainer.learner.models import config_json, load_tokenizer, resolve_model
 from gxpo_trainer.planner.architectures import check_heads, language_model, positions
@@ -237,6 +238,11 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any]]:
     # What the environment may write is known once its settings are.
     observed = config.environment.observation_tokens
     limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
+    if observed >= length:
+        raise ConfigError(
+            f"the environment may write {observed} tokens, and the model has {length} positions; lower "
+            "environment.max_turns or environment.max_observation_tokens by --set"
+        )
     if args.max_new_tokens is None and "max_new_tokens" not in "".join(args.set):
         limit = min(limit, max((length - observed) // 2, length - observed - _PROMPT))
         config = config.updated(evaluation={"max_new_tokens": limit})
