@@ -57,6 +57,12 @@ def test_the_final_answer_is_extracted() -> None:
         "The answer is (B), not (C).": "(B)", "42, not 43": "42", "#### 42, not 43": "42",
         "2x = 18 so x = 9": "x = 9", "The answer is 12 so far.": "12 so far",
         "The answer is 2^n where n > 1.": "2^n where n > 1", "The answer is x = 3 (mod 7).": "x = 3 (mod 7)",
+        "The answer is 2^n (x + 1).": "2^n (x + 1)", "The answer is x^2 (cos x + 1).": "x^2 (cos x + 1)",
+        "#### 2 (log 3)": "2 (log 3)", "The answer is 2 (sin x).": "2 (sin x)", "The answer is 2 (abc).": "2 (abc)",
+        "The answer is 12 (hours).": "12 (hours)", "The answer is 12 (million dollars).": "12 (million dollars)",
+        "The answer is 12 (metres squared).": "12 (metres squared)", "The answer is 5 (modulo 7).": "5 (modulo 7)",
+        "The answer is 12 (unless n = 0).": "12 (unless n = 0)", "#### 12 (that is 5+7)": "12",
+        "The answer is 12 so that 3.": "12 so that 3",
         "The answer is cos(theta).": "cos(theta)", "We add them all up: there are 12 (i.e. 5+7).": "12",
         # The last line, when nothing is called the answer.
         "We count the apples and there are 12 km left.": "12 km",

@@ -175,6 +175,7 @@ MINUTES = VerifyOptions(unit="minute")
 AREA = VerifyOptions(unit="$cm^2$")
 SEVERAL = VerifyOptions(several=True)
 TENTH = VerifyOptions(tolerance=0.1, unit="%")
+KM = VerifyOptions(0.1, "km", True)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,15 @@ TENTH = VerifyOptions(tolerance=0.1, unit="%")
         ("4.2", r"\sqrt{19}", TENTH, "wrong", "wrong"),
         ("1.68, 0.45", "0.46, 1.7", VerifyOptions(0.02, None, True), "wrong", "correct"),
         ("1.68, 0.45", "1.7", VerifyOptions(0.02, None, True), "wrong", "wrong"),
+        # Each of several answers is in the unit.
+        ("5, 6", "5.05 m, 6 m", KM, "wrong", "wrong"), ("5, 6", "5000 m, 6000 m", KM, "wrong", "correct"),
+        ("5, 6", "6.1, 5 km", KM, "wrong", "correct"), ("x=5; y=6", "x=5000 m; y=6000 m", KM, "wrong", "correct"),
+        ("5 m, 6", "5 m, 6000 m", KM, "wrong", "correct"), ("(5,6)", "(5000 m, 6000 m)", KM, "wrong", "correct"),
+        (r"\pm 5", "5000 m, -5000 m", KM, "wrong", "correct"), ("5, none", "5, none", KM, "correct", "correct"),
+        ("(1,2),(3,4)", "(3,4),(1,2)", KM, "correct", "correct"),
+        ("5, 6", "5000 m, 6000 m", VerifyOptions(0.1, "km"), "wrong", "correct"),
+        ("5,000", "5000000 m", VerifyOptions(0.1, "km"), "wrong", "correct"),
+        ("(5,6)", "(5,6) km", VerifyOptions(0.1, "km"), "wrong", "correct"),
         # A comma between several answers is never a decimal or thousands separator.
         ("69,84", "69.84", SEVERAL, "correct", "wrong"),
         ("69,84", r"84 \text{ and } 69", SEVERAL, "correct", "correct"),

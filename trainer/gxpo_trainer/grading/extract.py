@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from gxpo_trainer.grading.latex import FULL_WIDTH, FUNCTIONS
-from gxpo_trainer.grading.units import PHRASES, parse_unit
+from gxpo_trainer.grading.units import PHRASES, WORDS, parse_unit
 
 MAX_ANSWER_CHARS = 4_000
 TAIL_CHARS = 100_000
@@ -43,11 +43,13 @@ _REMARK = re.compile(
 )
 _ASIDE = re.compile(
     r"(?<=[\w$%}*)]),?\s+(?:because|since|which|that is|i\.e)\b|(?<=\d),?\s+as\b|,\s*not\s"
-    r"|(?<=[\d$%}*)])\s+\((?:i\.e|e\.g|(?!(?:mod|base|for|where|when|with|and)\b)[a-z]{3,}[\s)])",
+    r"|(?<=[\d$%}*)])\s+\((?:i\.e|e\.g|(?:because|since|which|that is)\b"
+    rf"|(?:{'|'.join(WORDS['numbers']['small'].split())})\s+(?:squared|cubed)\))",
     re.IGNORECASE,
 )
-"""A remark behind a short answer; a condition or a modulus is none."""
-_CONCLUSION = re.compile(r",?\s(?:so|hence|thus|therefore)\s(?=.*[\d=])", re.IGNORECASE)
+"""A remark behind a short answer, to be cut. Other words in brackets stay, as they may be a factor, a unit, a condition
+or a modulus."""
+_CONCLUSION = re.compile(r",?\s(?:so(?!\sthat\b)|hence|thus|therefore)\s(?=.*[\d=])", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<!i\.e)(?<!e\.g)[.!?]\s|。|\n")
 _NEGATED = re.compile(r"\b(?:not|cannot|never)\s+(?:\w+\s+)?$", re.IGNORECASE)
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\uffef]")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 from gxpo_trainer.grading.compare import answers_equal
@@ -16,7 +17,7 @@ from gxpo_trainer.grading.engine import nesting, parse_latex
 from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_box
 from gxpo_trainer.grading.latex import MAX_NESTING, TooLarge, clean, same_tokens
 from gxpo_trainer.grading.scalar import EXACT, choice_letters, read
-from gxpo_trainer.grading.structure import Scalar, parse_answer, split_condition
+from gxpo_trainer.grading.structure import Answer, Scalar, Sequence, parse_answer, split_condition
 from gxpo_trainer.grading.units import parse_unit, split_unit
 from gxpo_trainer.types import EVASION, Verdict, VerifyOptions
 
@@ -98,11 +99,10 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
     if not text:
         return Verdict("unparsed", answer, 0.0, "nothing is left of the final answer")
     gold_text = _cleaned_gold(gold)
-    if rules.unit and parse_unit(rules.unit) is not None and not rules.several and not split_unit(gold_text)[1]:
-        gold_text = f"{gold_text} \\text{{{rules.unit}}}"
+    unit = rules.unit if rules.unit and parse_unit(rules.unit) is not None else ""
     try:
         # Of the decimal as it is written: 0.1 is one tenth.
-        equal = texts_equal(gold_text, text, several=rules.several, tolerance=Fraction(str(rules.tolerance)))
+        equal = texts_equal(gold_text, text, rules.several, Fraction(str(rules.tolerance)), unit)
     except TooLarge:
         return Verdict("wrong", answer, 0.0, TOO_LARGE)
     except RecursionError:
@@ -112,22 +112,34 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
     return Verdict("correct" if equal else "wrong", answer, 0.0)
 
 
-def texts_equal(gold: str, answer: str, several: bool = False, tolerance: Fraction = EXACT) -> bool | None:
+def texts_equal(
+    gold: str, answer: str, several: bool = False, tolerance: Fraction = EXACT, unit: str = ""
+) -> bool | None:
     """Whether two cleaned answers agree in one of their readings, of which a list of several answers has one; None when
-    undecided. tolerance: largest difference of each number. Raises TooLarge."""
-    choice = None if several else choice_letters(gold, answer)
+    undecided. tolerance: largest difference of each number. unit: of the gold's values without one. Raises TooLarge."""
+    choice = None if several or unit else choice_letters(gold, answer)
     if choice is not None:
         return choice
     undecided = False
     for a, b in [(gold, answer)] if several else _readings(gold, answer):
-        verdict = answers_equal(_gold_structure(a), parse_answer(b), tolerance)
+        verdict = answers_equal(_gold_structure(a, unit, several), parse_answer(b), tolerance)
         if verdict:
             return True
         undecided |= verdict is None
     return None if undecided else False
 
 
-_gold_structure = functools.lru_cache(maxsize=1024)(parse_answer)
+@functools.lru_cache(maxsize=1024)
+def _gold_structure(text: str, unit: str, several: bool) -> Answer:
+    return _in_unit(parse_answer(text), unit, several) if unit else parse_answer(text)
+
+
+def _in_unit(gold: Answer, unit: str, several: bool) -> Answer:
+    """The gold with the unit behind each value of a list that has none; behind a bracket as a whole when it is the one
+    answer."""
+    if isinstance(gold, Sequence) and (several or not gold.opening):
+        return replace(gold, items=tuple(_in_unit(item, unit, several) for item in gold.items))
+    return gold if split_unit(gold.text)[1] else parse_answer(f"{gold.text} \\text{{{unit}}}")
 
 
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
