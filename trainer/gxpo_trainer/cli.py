@@ -365,7 +365,7 @@ def grade_file(
     for record in read_records([path_in]):
         prediction, given = record.fields.get("prediction"), record.fields.get(EXTRA_KEY)
         gold = field_text(record, "gold", _PAIRS)
-        if not isinstance(prediction, str):  # which may be empty
+        if not isinstance(prediction, str):  # text may be empty
             prediction = field_text(record, "prediction", _PAIRS)
         try:
             options = VerifyOptions.from_dict({} if given is None else given)

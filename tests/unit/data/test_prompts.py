@@ -247,7 +247,7 @@ def test_golds_that_cannot_be_parsed_and_bad_rows_of_parquet_are_listed_with_the
     [
         ("mine.jsonl", b'{"problem": "\xff", "answer": "1"}\n', None, {}, r"mine\.jsonl:1: is not valid JSON"),
         ("data.txt", b"a,b", None, {}, r"ends in '\.txt'; use a \.jsonl, \.csv or \.parquet file"),
-        ("a.csv", b"problem,answer\n1?,1,2\n", None, {}, r"a\.csv:2: has not the 2 cells .*; quote cells"),
+        ("a.csv", b"problem,answer\n1?,1,2\n", None, {}, r"a\.csv:2: does not have the 2 cells .*; quote cells"),
         ("a.csv", b"problem,answer\n1?,\n", None, {}, r"a\.csv:2: field 'answer' is empty; correct or remove the row"),
         ("a.csv", b"problem,gold\n1?,\n", None, {}, r"a\.csv:2: has no field 'answer' \(its fields: gold, problem\)"),
         ("a.csv", b"problem;answer\n1,5?;2\n", None, {}, r"a\.csv:1: columns are separated by ';'; save it with comm"),

@@ -171,7 +171,7 @@ def test_groups_that_finish_together_are_scored_each_as_its_request_says(monkeyp
 LOST = ray.exceptions.ObjectLostError("00" * 28, None, "")
 
 
-def test_what_was_lost_with_its_node_costs_an_engine_and_its_requests_wait_again(
+def test_an_answer_lost_with_its_node_restarts_the_engine_and_its_requests_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(monkeypatch, 1)
@@ -189,7 +189,7 @@ def test_what_was_lost_with_its_node_costs_an_engine_and_its_requests_wait_again
 
 
 @pytest.mark.parametrize(("adapters", "expected"), [(False, [0, 1]), (True, [1])])
-def test_engines_that_gave_up_their_weights_are_synced_with_one_that_started_again(
+def test_engines_that_discarded_their_weights_are_synced_with_a_restarted_one(
     monkeypatch: pytest.MonkeyPatch, adapters: bool, expected: list[int]
 ) -> None:
     """Engines and learner alternate on their GPUs; with adapters sleeping engines keep the base weights."""

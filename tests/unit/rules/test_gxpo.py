@@ -207,7 +207,7 @@ def test_passes_are_three_while_active_and_one_after():
 
 
 @pytest.mark.parametrize("active", [True, False])
-def test_a_step_without_a_gradient_is_not_for_the_gate_to_judge(active):
+def test_the_gate_ignores_a_step_without_a_gradient(active):
     # Every group of the batch has equal rewards. In the window, its norm of 0 would make any other an alarm.
     toy = ToyLearner(torch.tensor([1.0]), lambda theta, taken: [torch.zeros(1)])
     rule = GXPO(GxpoRule(k=3, gate=GateConfig(mode="rearm")))

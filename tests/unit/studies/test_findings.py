@@ -88,7 +88,7 @@ def test_an_arm_with_a_run_that_diverged_before_the_plateau_is_told_as_such() ->
         assert one.adjusted == pytest.approx((1 if tested else 2) * one.p_value)
 
 
-def test_a_baseline_without_a_plateau_is_named_and_no_other_arm_is_blamed() -> None:
+def test_a_baseline_without_a_plateau_is_named_instead_of_the_other_arms() -> None:
     made = data({"grpo": curve(range(0, 61, 2), 1, 0.01), "gxpo": curve(range(0, 61, 2), 2, 0.011)})
     key = RunKey("report", "grpo", 1e-5, 1)
     made.curves[key] = replace(made.curves[key], curve=curve(range(0, 21, 2), 1, 0.01))

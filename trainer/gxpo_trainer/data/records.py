@@ -149,7 +149,7 @@ def _csv(file: Path) -> Iterator[Record]:
                 location = f"{file}:{reader.line_num}"
                 if None in row or None in row.values():
                     fix = "quote cells that contain commas, and leave none out"
-                    raise DataError(f"{location}: has not the {len(names)} cells of the first line; {fix}")
+                    raise DataError(f"{location}: does not have the {len(names)} cells of the first line; {fix}")
                 yield Record(
                     location, f"{file.stem}/{number}", {name: cell or None for name, cell in row.items() if name}
                 )
