@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gxpo_trainer.config import RunConfig
     from gxpo_trainer.planner.inputs import ModelShape
     from gxpo_trainer.studies.data import StudyData
-    from gxpo_trainer.studies.definition import Study
+    from gxpo_trainer.studies.definition import Results, Study
 
 COMMAND_GROUP = "gxpo.commands"
 
@@ -453,13 +453,13 @@ def run_study(args: argparse.Namespace) -> int:
     from gxpo_trainer.studies.runner import StudyRunner, read_results
 
     study, root, data = _study(args)
-    results = read_results(study, root, known_results(study, data))
+    known = known_results(study, data)
+    results = read_results(study, root, known)
     check_arms(study, run_here={key.arm for key in pending(study, results)}, begun=bool(results))
-    show_status(args)
+    _print_status(study, results)
     make_folder(root)
     # Python ends at SIGTERM without unwinding, which would leave the runs behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    known = known_results(study, data)
     StudyRunner(study, root, args.jobs, lambda line: print(line, file=sys.stderr, flush=True), known).run()
     print(f"{study.name} is complete; its runs are in {root}")
     return 0
@@ -467,11 +467,16 @@ def run_study(args: argparse.Namespace) -> int:
 
 def show_status(args: argparse.Namespace) -> int:
     from gxpo_trainer.studies.data import known_results
-    from gxpo_trainer.studies.definition import best_point, largest_cost
     from gxpo_trainer.studies.runner import read_results
 
     study, root, data = _study(args)
-    results = read_results(study, root, known_results(study, data))
+    _print_status(study, read_results(study, root, known_results(study, data)))
+    return 0
+
+
+def _print_status(study: Study, results: Results) -> None:
+    from gxpo_trainer.studies.definition import best_point, largest_cost
+
     runs, passes = largest_cost(study)
     print(f"{study.name}: {len(results)} runs done of at most {runs}; at most {passes} backward passes in all")
     for name, arm in study.arms.items():
@@ -479,7 +484,6 @@ def show_status(args: argparse.Namespace) -> int:
         done = sum(key.stage == "report" and key.arm == name for key in results)
         tuned = "not tuned yet" if point is None else f"best learning rate {point.text}"
         print(f"  {arm.label}: {tuned}, {done} of {len(study.seeds)} seeds done")
-    return 0
 
 
 def write_report(args: argparse.Namespace) -> int:

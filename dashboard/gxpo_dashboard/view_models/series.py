@@ -68,6 +68,8 @@ class Points:
 
     def without(self, steps: int, x: str) -> Points:
         """The points with so many fewer steps, also on the axis `step`."""
+        if not steps:
+            return self
         less = steps if x == "step" else 0
         points = replace(self, steps=[step - steps for step in self.steps], x=[at - less for at in self.x])
         points.band = [(step - steps, at - less, mean, low, high) for step, at, mean, low, high in self.band]
