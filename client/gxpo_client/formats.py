@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
@@ -21,6 +22,11 @@ def percent(value: Any, digits: int = 1) -> str:
     return f"{100 * value:z.{digits}f}%".replace("-", MINUS) if known(value) else NONE
 
 
+def share_done(fraction: float) -> str:
+    """0.413 → `41%`; 100% only once all is done."""
+    return percent(fraction if fraction >= 1 else min(fraction, 0.99), 0)
+
+
 def count(value: float | None) -> str:
     """12345.0 → `12,345`; fractions keep two digits."""
     if not known(value):
@@ -31,6 +37,18 @@ def count(value: float | None) -> str:
 def number_of(number: int, what: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{count(number)} {what}" + ("" if number == 1 else "s")
+
+
+def by_reason(excluded: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Names with their reasons. Of more than three with the same one, the first three and the number of the others."""
+    names: dict[str, list[str]] = {}
+    for name, reason in excluded:
+        names.setdefault(reason, []).append(name)
+    return [
+        (name, reason)
+        for reason, own in names.items()
+        for name in (own if len(own) <= 3 else [f"{', '.join(own[:3])} and {len(own) - 3} more"])
+    ]
 
 
 def comma_separated(text: str) -> list[str]:

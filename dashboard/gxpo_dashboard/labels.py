@@ -146,8 +146,11 @@ def state_chip(state: str) -> str:
 def unique_labels(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Run id → unique label: the name, with the seed or the end of the id where names repeat."""
     labels: dict[str, str] = {}
+    seeds_of: dict[str, list[Any]] = {}
+    for view in runs.values():
+        seeds_of.setdefault(view["name"], []).append(view.get("seed"))
     for run, view in runs.items():
-        seeds = [other.get("seed") for other in runs.values() if other["name"] == view["name"]]
+        seeds = seeds_of[view["name"]]
         told_by_seed = len(set(seeds)) == len(seeds)
         mark = "" if len(seeds) == 1 else f" (seed {view.get('seed')})" if told_by_seed else f" ({run[-6:]})"
         labels[run] = f"{view['name']}{mark}"

@@ -40,7 +40,7 @@ const CONTENT = /** @type {Record<string, (value: any) => (Node | string)[]>} */
   chips: (/** @type {[string, string][]} */ chips) =>
     chips.map(([text, color]) => element("span", { className: `chip ${color}` }, text)),
   progress: (percent) => [
-    element("progress", { max: 100, value: percent, ariaLabel: "Progress" }), `${Math.round(percent)}%`,
+    element("progress", { max: 100, value: percent, ariaLabel: "Progress" }), `${Math.min(Math.round(percent), percent < 100 ? 99 : 100)}%`,
   ],
   picture: (shown) => (shown ? [element("img", { src: shown[0], alt: shown[1] })] : []),
   time: (seconds) => (seconds === null ? ["–"] : [time(seconds)]),
@@ -180,8 +180,10 @@ class Table {
   /** A click on the name opens the run, with a key of the browser in a tab of its own; elsewhere it selects the row. */
   click(/** @type {any} */ event) {
     const id = event.target.closest("tr").id;
-    if (!event.target.closest("a")) this.toggle(id);
-    else if (!(event.ctrlKey || event.metaKey || event.shiftKey)) {
+    if (!event.target.closest("a")) {
+      this.toggle(id);
+      box(event.target.closest("tr").querySelector("input")).focus({ preventScroll: true }); // for the keys
+    } else if (!(event.ctrlKey || event.metaKey || event.shiftKey)) {
       event.preventDefault();
       this.component.setTriggerValue("opened", id);
     }
@@ -198,14 +200,15 @@ class Table {
   }
 
   /** j and k go to the row below and above, x selects it, Enter opens it, c compares, Escape selects nothing. Where one
-   * row is always selected, the browser's own arrows do it, and j and k as well.
+   * row is always selected, the browser's own arrows do it, and j and k as well. Keys are the table's where the focus
+   * is in it; j, k and Escape also where no part of the page has it.
    * @param {KeyboardEvent} event */
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     const at = [...this.body.children].findIndex((row) => row.contains(target));
-    const elsewhere = "input, textarea, select, [contenteditable], [role=dialog], [role=listbox]";
-    const writing = at < 0 && target.closest(elsewhere);
-    if (writing || document.querySelector("[role=dialog]") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const inside = this.table.contains(target);
+    if (!inside && !target.contains(this.table)) return;
+    if (document.querySelector("[role=dialog]") || event.ctrlKey || event.metaKey || event.altKey) return;
     const id = this.body.children[at]?.id;
     if (event.key === "j" || event.key === "k") {
       const next = at < 0 ? 0 : Math.min(this.rows.size - 1, Math.max(0, at + (event.key === "j" ? 1 : -1)));
@@ -215,7 +218,7 @@ class Table {
     } else if (this.component.data.single) return;
     else if (event.key === "x" && id) this.toggle(id);
     else if (event.key === "Enter" && id && this.component.data.links) this.component.setTriggerValue("opened", id);
-    else if (event.key === "c" && this.selected.size > 1) this.component.setTriggerValue("compared", true);
+    else if (event.key === "c" && inside && this.selected.size > 1) this.component.setTriggerValue("compared", true);
     else if (event.key === "Escape" && this.selected.size) {
       this.selected.clear();
       this.mark();

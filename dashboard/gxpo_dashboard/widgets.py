@@ -93,7 +93,7 @@ def axis(name: str, default: str, words: Mapping[str, str] = AXIS_WORDS, *, smoo
             permalinks.text("Visible from", "from", help="With *Visible to*, what dragging over a chart selects."),
             permalinks.text("Visible to", "to"),
         ]
-        if all(ends) and permalinks.span(x) is None:
+        if any(ends) and permalinks.span(x) is None:
             st.caption(":red[Visible from and to are two numbers, the smaller one first.]")
     if (span := permalinks.span(x)) is not None:
         label = f"Reset zoom ({figure(span[0])} to {figure(span[1])})"

@@ -92,6 +92,15 @@ class ServiceSettings(BaseSettings):
             raise ValueError(f'{value!r} must be a JSON list such as ["a", "b"]')
         return decoded
 
+    @field_validator("lease_s", "heartbeat_s")
+    @classmethod
+    def _several_rounds(cls, value: float, info: ValidationInfo) -> float:
+        # A longer interval would count as an outage in each round, so that no time-out would ever end.
+        rounds, tick_s = 3 if info.field_name == "lease_s" else 4, info.data.get("tick_s", 0.0)
+        if tick_s > value / rounds:
+            raise ValueError(f"is {value:g} and must be at least {rounds} times GXPO_TICK_S = {tick_s:g}")
+        return value
+
     @field_validator("ray_address", "public_url", "dashboard_url", "webhooks")
     @classmethod
     def _http(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:

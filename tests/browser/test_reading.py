@@ -136,6 +136,15 @@ def test_runs_are_selected_compared_and_opened_by_keyboard(site: Site, page: Pag
     assert page.script("return document.activeElement.getAttribute('aria-label')") == page.script(
         "return document.querySelector('.rows-table tbody input').getAttribute('aria-label')"
     ), "a refresh leaves the focus"
+    button = "document.querySelector('[class*=st-key-nav-] button')"
+    page.script(f"{button}.focus()")
+    page.keys().send_keys("cjx").perform()
+    page.settle()
+    assert page.script(f"return document.activeElement === {button}"), "keys of another control are its own"
+    assert page.query["view"] == ["runs"]
+    for _ in range(2):  # by a click on a row, which has the focus then
+        page.click(page.one(".rows-table tbody tr td.number"))
+    page.shows("2 selected")
     page.keys().send_keys("c").perform()
     page.wait(lambda: page.query.get("view") == ["compare"], "the comparison")
     assert sorted(page.query["runs"]) == sorted(site.recorded.values())

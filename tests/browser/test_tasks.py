@@ -31,7 +31,7 @@ def named(page: Page, name: str) -> None:
 
 def best_run(site: Site, page: Page) -> None:
     best = site.http.get("/runs", params={"sort": "score", "order": "desc"}).json()["items"][0]
-    page.shows(f"Most accurate: {best['name']}, {100 * best['score']:.1f}% on ")
+    page.shows(f"Most accurate on {' and '.join(best['benchmarks'])}: {best['name']}, {100 * best['score']:.1f}% ")
 
 
 def zoomed_and_shared(_: Site, page: Page) -> None:

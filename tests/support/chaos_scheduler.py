@@ -81,6 +81,10 @@ class ProcessLauncher:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(session, signal.SIGKILL if late else signal.SIGTERM)
 
+    def delete(self, job_id: str) -> None:
+        for kind in ("exit", "pid", "lock"):
+            self._file(job_id, kind).unlink(missing_ok=True)
+
     def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
         statuses = {file.stem: self.status(file.stem) for file in self._folder.glob("*.lock")}
         return {job_id: status for job_id, status in statuses.items() if status.state != "unknown"}

@@ -28,10 +28,10 @@ def config(rule: Mapping[str, Any], seed: int = 0, name: str = "run", **settings
     return build({"name": name, "seed": seed, "learner": learner, **settings})
 
 
-def add_group(database: Database, name: str = "sweep") -> str:
+def add_group(database: Database, name: str = "sweep", kind: str = "sweep", **spec: Any) -> str:
     group = new_id("g")
     with database.writing() as session:
-        session.add(Group(id=group, name=name, kind="sweep", spec={}, created_at=1.0, created_by="tests"))
+        session.add(Group(id=group, name=name, kind=kind, spec=spec, created_at=1.0, created_by="tests"))
     return group
 
 

@@ -73,6 +73,10 @@ class ScriptedLauncher:
         self._begin("stop", job_id)
         self.after("stop", job_id)
 
+    def delete(self, job_id: str) -> None:
+        self._begin("delete", job_id)
+        self.jobs.pop(job_id)
+
     def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
         self._begin("statuses", "")
         known = dict(self.jobs)

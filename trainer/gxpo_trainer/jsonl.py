@@ -84,10 +84,16 @@ def read_lines(path: Path) -> Iterator[Row]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
+    replace_file(path, json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace a file atomically. mode: who may use it, less the umask."""
     part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(plain(value), file, indent=2, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import count, figure
+from gxpo_client.formats import count, figure, number_of
 from gxpo_dashboard.view_models.series import Points, Series
 
 Spec = dict[str, Any]
@@ -66,7 +66,7 @@ class Chart:
     key: unique on its page. spec: Vega-Lite without data. datasets: by the names in the spec; "points" is also a
     table. alt: fixed alternative text. summary: its current content as text. note: how to read it. x: its axis, of
     AXES, empty for another one. thinned: what is drawn of long series, empty for all points. smoothing: weight of the
-    exponential average that is drawn, 0 for measured values.
+    exponential average that is drawn, 0 for measured values. log: whether its y-axis is logarithmic.
     """
 
     key: str
@@ -81,6 +81,7 @@ class Chart:
     labels: Mapping[str, str] = field(default_factory=dict)
     thinned: str = ""
     smoothing: float = 0.0
+    log: bool = False
 
     @property
     def points(self) -> pd.DataFrame:
@@ -93,10 +94,14 @@ class Chart:
 
     @property
     def processing(self) -> str:
-        """Sentences about smoothed and thinned data, empty without."""
-        smoothed = f"Exponential average, weight {self.smoothing:g}." if self.smoothing else ""
-        thinned = f"Thinned to {self.thinned}; the export in Compare has every step." if self.thinned else ""
-        return f"{smoothed} {thinned}".strip()
+        """Sentences about smoothed, thinned and hidden data, empty without."""
+        hidden = int((self.points["y"] <= 0).sum()) if self.log else 0
+        parts = (
+            f"Exponential average, weight {self.smoothing:g}." if self.smoothing else "",
+            f"Thinned to {self.thinned}; the export in Compare has every step." if self.thinned else "",
+            f"Not shown on the logarithmic axis: {number_of(hidden, 'value')} ≤ 0." if hidden else "",
+        )
+        return " ".join(filter(None, parts))
 
     def table(self) -> pd.DataFrame:
         """The points, one row each, under headings from `labels`; with the step where it is not the x-axis."""
@@ -174,9 +179,11 @@ _MOST_NEAR = 250
 """Hover points. The browser rebuilds its nearest-point index on new data, which takes seconds for tens of thousands."""
 
 
-def line_data(series: Series, names: Mapping[str, str], x: str = "step") -> dict[str, pd.DataFrame]:
+def line_data(
+    series: Series, names: Mapping[str, str], x: str = "step", *, log: bool = False
+) -> dict[str, pd.DataFrame]:
     """Datasets of line_layers of metrics (name → label), hours for `time`: `points`, and evenly spaced hover points
-    `near` with `lone`, whether a point has no neighbour to which a line could lead."""
+    `near` with `lone`, whether a point has no neighbour to which a line could lead. log: on a logarithmic axis."""
     rows = [
         (label, axis_value(at, x), value, low, high, step)
         for name, label in names.items()
@@ -184,9 +191,9 @@ def line_data(series: Series, names: Mapping[str, str], x: str = "step") -> dict
         for step, at, value, low, high in points.drawn
     ]
     frame = typed_frame(rows, **POINTS)
-    known = frame["y"].notna()
-    joined = [known & known.groupby(frame["series"]).shift(way, fill_value=False) for way in (1, -1)]
-    lone = known & ~joined[0] & ~joined[1]
+    shown = frame["y"].between(0 if log else -math.inf, math.inf, inclusive="neither")
+    joined = [shown & shown.groupby(frame["series"]).shift(way, fill_value=False) for way in (1, -1)]
+    lone = shown & ~joined[0] & ~joined[1]
     evenly = frame.index % max(1, math.ceil(len(frame) / _MOST_NEAR)) == 0
     return {"points": frame, "near": frame.assign(lone=lone)[evenly | lone]}
 
@@ -243,6 +250,23 @@ Z_SCORE: Spec = {**y_encoding("z-score"), "scale": {"zero": True, "nice": False,
 """y-axis of gate z-scores, with room above τ for its label."""
 
 
+def _legend_column(names: Sequence[str]) -> int:
+    """Approximate pixels of the longest name and its symbol."""
+    return 34 + 7 * max(map(len, names))
+
+
+_PHONE_PX, _LEGEND_ROW, _AROUND, _LEAST_PLOT = 280, 16, 92, 160
+"""Pixels: width of a plot on a phone; height of a row of a legend, of axis and margins, and of the smallest plot."""
+
+
+def height_with_legend(names: Sequence[str], height: int = 300) -> int:
+    """The height of a chart, or more where the legend, which is a part of it, would leave too little for the plot."""
+    if len(names) < 2:
+        return height
+    rows = math.ceil(len(names) / max(1, _PHONE_PX // _legend_column(names)))
+    return max(height, _LEAST_PLOT + _AROUND + _LEGEND_ROW * rows)
+
+
 def legend(names: Sequence[str], **symbol: Any) -> Spec | None:
     """A legend above the plot, in as many columns as fit into its width; None for a single series.
 
@@ -250,11 +274,11 @@ def legend(names: Sequence[str], **symbol: Any) -> Spec | None:
     """
     if len(names) < 2:
         return None
-    column = 34 + 7 * max(len(name) for name in names)
     return {
         "orient": "top",
         "direction": "horizontal",
-        "columns": {"expr": f"max(1, floor(width / {column}))"},
+        "columns": {"expr": f"max(1, floor(width / {_legend_column(names)}))"},
+        "symbolLimit": 0,  # Vega would leave out names after the 30th
         "title": None,
         "labelLimit": {"expr": "width - 30"},
         **(symbol or {"symbolType": "stroke", "symbolStrokeWidth": 2}),
@@ -368,7 +392,7 @@ class Plot:
     """Metrics of a run that share a chart.
 
     metrics: name → label. form: of the y-axis and tooltips. zero: whether the axis has 0. log: a logarithmic axis,
-    without non-positive values. say: formats a value in the summary. note: how to read it.
+    which shows no values ≤ 0. say: formats a value in the summary. note: how to read it.
     """
 
     key: str
@@ -385,23 +409,25 @@ class Plot:
 def metric_chart(plot: Plot, series: Series, x: str) -> Chart:
     """The chart of a plot. Metrics without points are omitted."""
     present = {name: label for name, label in plot.metrics.items() if series.get(name)}
-    data = line_data(series, present, x)
-    if plot.log:  # which has no place for other values
-        positive = {name: frame[["y", *BOUNDS]].where(lambda values: values > 0) for name, frame in data.items()}
-        data = {name: frame.assign(**positive[name]) for name, frame in data.items()}
-    y = y_encoding(plot.y_title, plot.form, plot.zero, plot.log)
+    names = list(present.values())
+    layers = line_layers(names, x, y_encoding(plot.y_title, plot.form, plot.zero, plot.log), form=plot.form)
+    if plot.log:  # in the browser: the table keeps what was measured
+        positive = [{"calculate": f"datum.{name} > 0 ? datum.{name} : null", "as": name} for name in ("y", *BOUNDS)]
+        layers = [{**each, "transform": positive} for each in layers]
     words = ", ".join(f"{label} {plot.say(series[name].last)}" for name, label in present.items())
     return Chart(
         plot.key,
         plot.title,
-        {"layer": line_layers(list(present.values()), x, y, form=plot.form)},
-        data,
+        {"layer": layers},
+        line_data(series, present, x, log=plot.log),
         f"{plot.title}: {', '.join((present or plot.metrics).values())} over {AXES[x]}",
         f"At step {count(max(series[name].steps[-1] for name in present))}: {words}." if words else "No data yet.",
         plot.note,
         x=x,
+        height=height_with_legend(names),
         thinned=thinned(*(series[name] for name in present)),
         smoothing=max((series[name].smoothing for name in present), default=0.0),
+        log=plot.log,
     )
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from gxpo_client.formats import NONE, count, figure, known, percent
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
+from gxpo_dashboard.labels import TERMINAL
 from gxpo_dashboard.view_models.series import EVEN, Points, number
 
 Response = Mapping[str, Any]
@@ -131,6 +132,7 @@ def _chart(
         _words(frame, metric),
         "Shaded: 95% interval over problems.",
         x=x,
+        height=base.height_with_legend(names),
         labels={"y": metric, "low": "95% low", "high": "95% high"},
         thinned=EVEN if len(drawn) < len(visible) else "",
     )
@@ -145,7 +147,7 @@ def score_table(frame: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
             "Benchmark": TITLES.get(str(benchmark), benchmark),
             "Run": label,
             "Latest": percent(newest["y"]),
-            "95% interval": f"{percent(newest['low'])} to {percent(newest['high'])}",
+            "95% interval": _interval(newest) or NONE,
             "At step": count(int(newest["step"])),
             "Best": percent(best["y"]),
             "Best at step": count(int(best["step"])),
@@ -161,15 +163,26 @@ def _rules(benchmark: str, published: pd.DataFrame) -> pd.DataFrame:
     return rules.assign(label=[f"{rule.method} {percent(rule.y)}" for rule in rules.itertuples()])
 
 
+def _interval(row: Mapping[Any, Any]) -> str:
+    """Empty where it is not known."""
+    return f"{percent(row['low'])} to {percent(row['high'])}" if known(row["low"]) and known(row["high"]) else ""
+
+
 def _words(frame: pd.DataFrame, metric: str) -> str:
     if frame.empty:
         return "No evaluations yet."
     parts = []
     for label, scores in frame.groupby("series", sort=False):
         row = scores.loc[scores["step"].idxmax()]
-        interval = f"{percent(row['low'])} to {percent(row['high'])}"
-        parts.append(f"{label}: {metric} {percent(row['y'])} ({interval}) at step {count(int(row['step']))}")
+        interval = f" ({bounds})" if (bounds := _interval(row)) else ""
+        parts.append(f"{label}: {metric} {percent(row['y'])}{interval} at step {count(int(row['step']))}")
     return "; ".join(parts) + "."
+
+
+def most_accurate(comparison: Response, most: int) -> Response:
+    """The comparison with so many configurations, the first of the ranking, and the baseline."""
+    kept = {comparison["baseline"], *comparison["ranking"][:most]}
+    return {**comparison, "groups": [group for group in comparison["groups"] if group["name"] in kept]}
 
 
 def comparison_chart(comparison: Response, x: str) -> Chart:
@@ -192,7 +205,7 @@ def comparison_chart(comparison: Response, x: str) -> Chart:
         f"Mean {metric} of each configuration over {base.AXES[x]}{'' if smoothing else f' with {level} bands'}",
         f"Last evaluations: {', '.join(parts)}.",
         "Bands are drawn without smoothing." if smoothing else band,
-        height=380,
+        height=base.height_with_legend(names, 380),
         x=x,
         labels={"y": metric, **{name: f"{level} {name}" for name in base.BOUNDS}},
         smoothing=smoothing,
@@ -200,7 +213,7 @@ def comparison_chart(comparison: Response, x: str) -> Chart:
 
 
 def gates(comparison: Response) -> dict[str, Response]:
-    """Runs with a gate by their series: the first seed of each configuration, then the second, and so on."""
+    """Runs whose gate can fire by their series: the first seed of each configuration, then the second, and so on."""
     by_seed = zip_longest(*([(group, run) for run in group["runs"]] for group in comparison["groups"]))
     members = [member for seeds in by_seed for member in seeds if member and member[1]["gate"]["threshold"] is not None]
     return {
@@ -219,7 +232,8 @@ def gate_chart(runs: Mapping[str, Response], z: Mapping[str, Points]) -> Chart:
             limits[tau] = f"τ = {figure(tau)}"
             if gate["two_sided"]:
                 limits[-tau] = f"−τ = {figure(-tau)}"
-        states.append(f"{name} " + ("not yet" if shutoff is None else f"at step {count(shutoff)}"))
+        missing = "did not fire" if run["state"] in TERMINAL else "not yet"
+        states.append(f"{name} " + (missing if shutoff is None else f"at step {count(shutoff)}"))
     names = {run["id"]: name for name, run in runs.items() if run["id"] in z}
     data = base.line_data(z, names)
     return Chart(
@@ -231,12 +245,26 @@ def gate_chart(runs: Mapping[str, Response], z: Mapping[str, Points]) -> Chart:
         f"Shut off: {', '.join(states)}.",
         "Not smoothed.",
         x="step",
+        height=base.height_with_legend(list(names.values())),
         thinned=base.thinned(*z.values()),
     )
 
 
+CELL_VALUES = {
+    "final": "last accuracy",
+    "best": "best accuracy",
+    "steps_to_best": "steps to best",
+    "backward_passes_to_best": "backward passes to best",
+    "hours_to_best": "hours to best",
+    "shutoff_step": "shut-off step",
+}
+
+
 def heat_map_chart(heat_map: Response) -> Chart:
     """Heat map of a sweep over two settings, with the mean in each cell."""
+    shown = CELL_VALUES[heat_map["show"]]
+    if heat_map["show"] != "shutoff_step":
+        shown += f" ({heat_map['metric']} on {', '.join(heat_map['benchmarks'])})"
     low_is_best = heat_map["show"].endswith("_to_best")
     say = percent if heat_map["show"] in ("final", "best") else figure
     x_names, y_names = (
@@ -270,7 +298,7 @@ def heat_map_chart(heat_map: Response) -> Chart:
     at = f"{heat_map['x']} = {best[0]}, {heat_map['y']} = {best[1]}" if best else ""
     return Chart(
         f"heat-{heat_map['group']}",
-        f"{heat_map['y']} × {heat_map['x']}",
+        f"{shown[:1].upper()}{shown[1:]}: {heat_map['y']} × {heat_map['x']}",
         {
             "layer": [
                 base.layer("points", "rect", cell_place, invalid=None, stroke=base.MUTED, strokeWidth=0.5),
@@ -278,10 +306,10 @@ def heat_map_chart(heat_map: Response) -> Chart:
             ]
         },
         {"points": frame},
-        f"Heat map of {heat_map['metric']} over {heat_map['x']} and {heat_map['y']}",
-        f"{word}: {best[3]} at {at}.{mixed}" if best else "No value.",
+        f"Heat map of {shown} over {heat_map['x']} and {heat_map['y']}",
+        f"{word} {shown}: {best[3]} at {at}.{mixed}" if best else "No value.",
         height=110 + 60 * len(y_names),
-        labels={"x": heat_map["x"], "y": heat_map["y"], "value": "mean"},
+        labels={"x": heat_map["x"], "y": heat_map["y"], "value": f"mean {shown}"},
     )
 
 

@@ -83,7 +83,7 @@ def value_chart(series: Series, x: str, watched: str, color: str) -> Chart:
     names, note = {"gate/value": watched, "gate/mean": "window mean"}, "Band: window mean ± one standard deviation."
     chart = base.metric_chart(base.Plot("gate-value", "Gate: monitored value", names, watched, note=note), series, x)
     mean, std = (base.column(series.get(name)) for name in WINDOW)
-    spread = pd.DataFrame({"x": 0.0, "low": mean - std, "high": mean + std}).dropna()
+    spread = pd.DataFrame({"low": mean - std, "high": mean + std}).dropna()
     spread["x"] = [base.value_at(series.get("gate/mean"), step, x) for step in spread.index]
     bounds = {"x": base.x_encoding(x), "y": base.quantity("low", title=watched), "y2": {"field": "high"}}
     band = base.layer("band", "area", bounds, opacity=0.22, color=base.MUTED)

@@ -22,8 +22,6 @@ from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh
 
 Json = dict[str, Any]
-Steps = Mapping[str, int] | None
-"""Steps of the warm start by run, which a page does not count."""
 
 RETRY_S = 3.0
 _PROBE_S = 5.0
@@ -155,32 +153,32 @@ def catalogue(url: str, _service: Client) -> tuple[Json, list[Json]]:
     return _service.get("/schema"), cast(list[Any], _service.get("/presets"))
 
 
-def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
+def live_series(run: Json, x: str, names: tuple[str, ...], *, joined: bool = False, whole: bool = False) -> LiveSeries:
     """The series of one run."""
-    return live_series_of({run: client().run(run)}, x, names, joined=joined, whole=whole)[run]
+    return live_series_of({run["id"]: run}, x, names, joined=joined, whole=whole)[run["id"]]
 
 
 def live_series_of(
     runs: Mapping[str, Json],
     x: str,
     names: tuple[str, ...],
-    warm: Steps = None,
     *,
+    aligned: bool = False,
     joined: bool = False,
     whole: bool = False,
 ) -> dict[str, LiveSeries]:
     """This session's series of runs (id → view), refreshed; complete ones of ended runs are not requested again.
 
     joined: with the same steps for all names, and totals. whole: also what is not visible. Otherwise the service
-    smooths them over all steps as the visitor chose. warm: what the visible part does not count. Raises
-    ServiceUnavailable when none has any data.
+    smooths them over all steps as the visitor chose. aligned: whether the visible part does not count the steps of warm
+    starts. Raises ServiceUnavailable when none has any data.
     """
     # A series has up to twice as many points before it is thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
     part: Json = {}
     if not whole and (span := permalinks.span(x)) is not None:
         scale = 3600 if x == "time" else 1  # the API has seconds where charts have hours
-        before = {*warm.values()} if warm and x == "step" else {0}
+        before = {view["warm_steps"] for view in runs.values()} if aligned and x == "step" else {0}
         part = {"from": scale * span[0] + min(before), "to": scale * span[1] + max(before)}
     smoothing = 0.0 if whole or joined else permalinks.smoothing()
     part["smoothing"] = smoothing or None

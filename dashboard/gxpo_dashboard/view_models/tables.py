@@ -38,7 +38,7 @@ COLUMNS = {
     "rule": Column("Rule", order="rule"),
     "progress": Column("Progress", "progress"),
     "score": Column("Accuracy", "number", "score", "Latest macro average of pass@1."),
-    "difference": Column("Δ baseline", "number", help="Percentage points relative to the pinned run."),
+    "difference": Column("Δ baseline", "number", help="Percentage points to the pinned run on the same benchmarks."),
     "reward": Column("Reward", "number", "metric:reward/mean", "Latest mean reward."),
     "trend": Column("Trend", "picture", help="Reward so far, each on its own scale."),
     "passes": Column("Backward passes", order="backward_passes", help="Backward passes, of the budget."),
@@ -101,7 +101,9 @@ def cells(run: Json, *, baseline: Json | None = None, trend: tuple[str, str] | N
     """Column → cell of a run as the browser shows it: numbers as text with a true minus, states and tags with their
     colour, times in seconds since 1970, and a dash for what is missing. trend: address and text of a picture."""
     progress = run.get("progress") or {}
-    difference = 100 * (number(run.get("score")) - number((baseline or {}).get("score")))
+    pinned = baseline or {}
+    own, other = (sorted(one.get("benchmarks") or ()) for one in (run, pinned))
+    difference = 100 * (number(run.get("score")) - number(pinned.get("score") if own == other else None))
     passes, budget = progress.get("backward_passes"), progress.get("backward_passes_budget")
     state = str(run["state"])
     states = [STATES.get(state, state), *([NO_HEARTBEAT] if run.get("silent_s") else [])]

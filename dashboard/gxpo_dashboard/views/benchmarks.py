@@ -33,13 +33,16 @@ def show() -> None:
                 "Press *Select runs*. Runs are evaluated first, last and every `evaluation.every_steps` steps.",
             )
             return
-        metrics = _scores(list(runs))
+        metrics = _scores(runs)
         going = any(view["state"] not in TERMINAL for view in runs.values())
         if not metrics:
             first = "The first one runs before step 1, unless `evaluation.at_start` is false."
-            empty("No evaluations", first if going else "The runs ended without one.")
+            words = first if going else "The runs ended without one."
+            if any(visitor.client().evaluations(run) for run in runs):
+                words = "No evaluation after the warm start."
+            empty("No evaluations", words)
             if going:
-                st.fragment(run_every=visitor.SLOW_S)(_await_evaluation)(list(runs))
+                st.fragment(run_every=visitor.SLOW_S)(_await_evaluation)(runs)
             return
         published = charts.published_scores(visitor.client().get("/published"))
         with header:
@@ -52,12 +55,17 @@ def show() -> None:
         st.fragment(run_every=visitor.SLOW_S if going else None)(_body)(runs, x, metric, published)
 
 
-def _scores(runs: list[str]) -> list[str]:
-    evaluations = (row for run in runs for row in visitor.client().evaluations(run))
-    return charts.sorted_scores(name for row in evaluations for name in row["scores"])
+def _evaluations(run: Json) -> list[Json]:
+    """Those from the end of a warm start on, with their steps counted from there, as in comparisons."""
+    warm_steps, rows = run["warm_steps"], visitor.client().evaluations(run["id"])
+    return [row | {"step": row["step"] - warm_steps} for row in rows if row["step"] >= warm_steps]
 
 
-def _await_evaluation(runs: list[str]) -> None:
+def _scores(runs: dict[str, Json]) -> list[str]:
+    return charts.sorted_scores(name for run in runs.values() for row in _evaluations(run) for name in row["scores"])
+
+
+def _await_evaluation(runs: dict[str, Json]) -> None:
     """Draw the page again once a run has an evaluation."""
     with visitor.guarded():
         if _scores(runs):
@@ -69,11 +77,14 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
     with visitor.guarded():
         with suppress(Refused):  # a run without an evaluation yet
             if len(runs) == 1:
-                headline = visitor.client().get("/runs", *runs, "headline")["text"]
+                parts = visitor.client().get("/runs", *runs, "headline")["parts"]
+                # Its accuracies are pass@1.
+                accuracies = () if metric == "pass@1" else ("evaluation", "comparison")
+                headline = " ".join(part["text"] for part in parts if part["topic"] not in accuracies)
             else:
                 headline = visitor.client().get("/compare", runs=list(runs), metric=metric, gates=False)["evidence"]
             st.info(plain(headline.partition("\n")[0]), icon=":material/help:")
-        frames = [charts.scores_frame(visitor.client().evaluations(run), metric, labels[run], x) for run in runs]
+        frames = [charts.scores_frame(_evaluations(view), metric, labels[run], x) for run, view in runs.items()]
         frame = pd.concat(frames, ignore_index=True)
         if metric != "pass@1" and not published.empty:
             st.caption("Published results are sampled pass@1 and are hidden for other scores.")
@@ -86,6 +97,8 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
         ]
         grid(drawn, partial(chart, scope="-".join(runs)[:80]))
         text_table(charts.score_table(frame, published), f"{metric} summary")
+        if any(view["warm_steps"] for view in runs.values()):
+            st.caption("Steps are counted from the end of a warm start.")
         if not published.empty:
             st.caption(
                 "Published: arXiv 2605.06755, Table 1, sampled pass@1 with 16 responses at temperature 1. Grader, "

@@ -10,11 +10,10 @@ import streamlit as st
 
 from gxpo_client.errors import InvalidRequest, NotFound
 from gxpo_client.formats import count
-from gxpo_dashboard.charts.base import Plot, metric_chart, with_colors
+from gxpo_dashboard.charts.base import Plot, height_with_legend, metric_chart, with_colors
 from gxpo_dashboard.charts.curves import matching
 from gxpo_dashboard.labels import plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.session.visitor import Steps
 from gxpo_dashboard.view_models.series import Points
 from gxpo_dashboard.views import records
 from gxpo_dashboard.widgets import chart, empty, grid
@@ -26,8 +25,8 @@ _MOST_CHARTS, _MOST_LINES = 8, 24
 _HEIGHT = 220
 
 
-def show(runs: Mapping[str, Json], x: str, warm: Steps = None) -> None:
-    """Controls and chart; runs by id."""
+def show(runs: Mapping[str, Json], x: str, *, aligned: bool = False) -> None:
+    """Controls and chart; runs by id. aligned: steps are counted from the end of a warm start."""
     names = sorted({name for run in runs for name in visitor.client().metric_names(run)})
     if not names:
         if len(runs) == 1:
@@ -49,23 +48,30 @@ def show(runs: Mapping[str, Json], x: str, warm: Steps = None) -> None:
     most = max(1, min(_MOST_CHARTS, _MOST_LINES // len(runs)))
     if len(matches) > most:
         st.caption(f"Showing {most} of {len(matches)} metrics. Search for others, or select fewer runs to show more.")
-    draw(runs, tuple(matches[:most]), x, warm, log=log)
+    draw(runs, tuple(matches[:most]), x, aligned=aligned, log=log)
 
 
 def draw(
-    runs: Mapping[str, Json], names: tuple[str, ...], x: str, warm: Steps = None, *, log: bool = False, columns: int = 2
+    runs: Mapping[str, Json],
+    names: tuple[str, ...],
+    x: str,
+    *,
+    aligned: bool = False,
+    log: bool = False,
+    columns: int = 2,
 ) -> None:
     """A chart of each metric with a line per run."""
-    warm = {run: (warm or {}).get(run, 0) for run in runs}
+    warm = {run: view["warm_steps"] if aligned else 0 for run, view in runs.items()}
     note = "Steps are counted from the end of a warm start." if any(warm.values()) else ""
     labels = unique_labels(runs)
-    live = visitor.live_series_of(runs, x, names, warm)
+    live = visitor.live_series_of(runs, x, names, aligned=aligned)
     colors = visitor.rules().colors({labels[run]: view["rule"] for run, view in runs.items()})
+    height = height_with_legend([labels[run] for run in runs], _HEIGHT)
 
     def draw_metric(name: str) -> None:
         plot = Plot(f"explorer-{name}", name, {run: labels[run] for run in runs}, "value", log=log, note=note)
         series = {run: of_run.points.get(name, Points()).without(warm[run], x) for run, of_run in live.items()}
-        chart(replace(with_colors(metric_chart(plot, series, x), colors), height=_HEIGHT), "metric")
+        chart(replace(with_colors(metric_chart(plot, series, x), colors), height=height), "metric")
 
     grid(names, draw_metric, columns)
 

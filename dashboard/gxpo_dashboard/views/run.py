@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.errors import NotFound
-from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
+from gxpo_client.formats import NONE, count, duration, known, moment, share_done, significant
 from gxpo_dashboard.charts import base, curves, steps
 from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.scores import accuracy_chart, sorted_scores
@@ -131,7 +131,7 @@ def _figures(run: Json, fraction: float) -> list[str]:
     hours = number(progress.get("hours_budget"))
     limit = f" of {duration(3600 * hours)}" if known(hours) else ""
     words = [
-        f"**{percent(fraction, 0)}** of the budget",
+        f"**{share_done(fraction)}** of the budget",
         used("backward_passes", "backward_passes_budget", "backward passes"),
         *([used("tokens", "tokens_budget", "tokens")] if progress.get("tokens_budget") else []),
         f"**{duration(progress['training_s'])}**{limit} training time",
@@ -144,9 +144,11 @@ def _figures(run: Json, fraction: float) -> list[str]:
 
 def _overview(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
-    series = visitor.live_series(run_id, x, OVERVIEW).points
+    series = visitor.live_series(run, x, OVERVIEW).points
     settings = forms.get(run["config"], "learner.rule") or {}
     evaluations = visitor.client().evaluations(run_id)
+    if x != "step":  # before the end of a warm start all costs are 0
+        evaluations = [record for record in evaluations if record["step"] >= run["warm_steps"]]
     span = permalinks.span(x)
     if not any(series.values()) and not evaluations:
         records.none(run_id, "data", _NO_POINTS if span else "")
@@ -156,8 +158,8 @@ def _overview(run_id: str, x: str) -> None:
     charts = [base.metric_chart(curves.COMPLETIONS if supervised else curves.REWARD, series, x), scores]
     # Over steps, whatever the x-axis: the warm start is at the beginning of all others.
     warm = series
-    if x != "step" and forms.get(run["config"], "warm_start.steps"):
-        warm = visitor.live_series(run_id, "step", tuple(curves.WARM_START.metrics)).points
+    if x != "step" and run["warm_steps"]:
+        warm = visitor.live_series(run, "step", tuple(curves.WARM_START.metrics)).points
     charts += base.metric_charts([curves.WARM_START], warm, "step")
     if (rule := visitor.rules().of(settings)).watched is not None:
         charts.append(steps.z_chart(series, x, settings.get("gate") or {}, rule.color, part=span is not None))
@@ -179,13 +181,13 @@ def _gate(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
     settings = forms.get(run["config"], "learner.rule") or {}
     rule: Rule = visitor.rules().of(settings)
-    series = visitor.live_series(run_id, x, OVERVIEW).points
+    series = visitor.live_series(run, x, OVERVIEW).points
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
         part = permalinks.span(x) is not None
         chart(steps.z_chart(series, x, settings.get("gate") or {}, rule.color, part=part), run_id)
-        window = visitor.live_series(run_id, x, steps.WINDOW, joined=True).points
+        window = visitor.live_series(run, x, steps.WINDOW, joined=True).points
         chart(steps.value_chart({**series, **window}, x, rule.watched, rule.color), run_id)
     chart(_budget(run, series, x), run_id)
 
@@ -194,25 +196,25 @@ def _budget(run: Json, series: Series, x: str) -> Chart:
     """Backward passes over steps, whatever the x-axis: over themselves they would be a straight line. Those of a phase
     are counted from the first step, also of a part."""
     if x != "step" or permalinks.span(x) is not None:
-        series = visitor.live_series(run["id"], "step", (*steps.PASSES, "gate/active"), whole=True).points
+        series = visitor.live_series(run, "step", (*steps.PASSES, "gate/active"), whole=True).points
     bound = run["progress"].get("backward_passes_budget")
-    settings, warm_steps = (forms.get(run["config"], name) for name in ("learner.rule", "warm_start.steps"))
+    settings = forms.get(run["config"], "learner.rule") or {}
     budget = number(bound) if bound else None
-    return steps.budget_chart(series, settings or {}, budget, visitor.rules(), warm_steps or 0)
+    return steps.budget_chart(series, settings, budget, visitor.rules(), run["warm_steps"])
 
 
 def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:
-    names = tuple(name for plot in plots for name in plot.metrics)
-    charts = base.metric_charts(plots, visitor.live_series(run_id, x, names).points, x)
+    run, names = visitor.client().run(run_id), tuple(name for plot in plots for name in plot.metrics)
+    charts = base.metric_charts(plots, visitor.live_series(run, x, names).points, x)
     if charts:
-        _grid(charts, visitor.client().run(run_id))
+        _grid(charts, run)
     else:
         otherwise = _NO_POINTS if permalinks.span(x) else "The run does not report these metrics."
         records.none(run_id, "data", otherwise)
 
 
 def _system(run_id: str, x: str) -> None:
-    times = visitor.live_series(run_id, "step", steps.TIMES, joined=True)
+    times = visitor.live_series(visitor.client().run(run_id), "step", steps.TIMES, joined=True)
     timeline = visitor.client().get("/runs", run_id, "timeline", steps=4)["items"]
     if timeline:
         chart(steps.timeline_chart(timeline), run_id)

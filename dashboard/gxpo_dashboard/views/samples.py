@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.formats import count, figure, number_of, significant
-from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, differing, plain, unique_labels, with_formulas
+from gxpo_dashboard.labels import TERMINAL, VERDICT_COLORS, VERDICTS, differing, plain, unique_labels, with_formulas
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import answers, episode_facts, turn_rows, worst_first
@@ -43,13 +43,17 @@ def show(run: str, x: str) -> None:
         else:
             offered = {"": "newest", "all": "all"} | {step: count(int(step)) for step in reversed(steps)}
             step = permalinks.select("Step", "step", offered, "", width=160)
+            behind = step in steps[:-1] and runs[run]["state"] not in TERMINAL
+            if behind and st.button(f"Newest (step {offered[steps[-1]]})", icon=":material/last_page:"):
+                permalinks.write({"step": []})
+                st.rerun()
         verdict = permalinks.select("Verdict", "verdict", {"": "any"} | VERDICTS, "", width=220)
         if prompt:
             runs |= explorer.runs("Also in", "also", most=_MOST_OTHERS)
-    visited = cursors("samples", (run, step, verdict, prompt))
     query: Json = {"step": {"": steps[-1], "all": None}.get(step, step), "verdict": verdict, "prompt_id": prompt}
     # One response lists a prompt; with a verdict it may be any of them.
     query |= {"limit": _PAGE} if verdict else {"limit": _PAGE, "sample": 0}
+    visited = cursors("samples", (run, query))
     # Later pages are of this run: the first one has what is listed of the others.
     cursor = visited[-1] if visited else None
     shown = [run] if visited else list(runs)
@@ -62,7 +66,13 @@ def show(run: str, x: str) -> None:
     labels = unique_labels(runs) if len(runs) > 1 else {}
     listed, read = st.columns([2, 3])
     with listed:
-        chosen = _group_list(groups, prompts, labels, f"samples-{run}-{query}", by_step=query["step"] is None)
+        chosen, has_selected = _group_list(
+            groups, prompts, labels, f"samples-{run}-{query}", by_step=query["step"] is None
+        )
+        if has_selected and not step and runs[run]["state"] not in TERMINAL:
+            # The next step would take its place while it is read.
+            permalinks.write({"step": [steps[-1]]})
+            st.rerun()
         following = pages[run]["next_cursor"]
         if visited or following:
             pager("samples", visited, following, len(visited) * _PAGE, len(pages[run]["items"]))
@@ -81,8 +91,9 @@ def _identity(item: Json) -> tuple[Any, ...]:
 
 def _group_list(
     groups: list[Json], prompts: dict[tuple[Any, ...], str], runs: dict[str, str], key: str, *, by_step: bool
-) -> Json:
-    """A row per prompt; returns the selected group. runs: labels, where there are several."""
+) -> tuple[Json, bool]:
+    """A row per prompt; returns the selected group, and whether the visitor has just selected it. runs: labels, where
+    there are several."""
     kinds = {"Run": "text", "Step": "number", "Correct": "number", "Reward": "number", "Prompt": "name"}
     left_out = {"Run": not runs, "Step": not by_step}
     titles = [title for title in kinds if not left_out.get(title)]
@@ -99,7 +110,9 @@ def _group_list(
         prompt = prompts[_identity(group)]
         rows.append({"id": id, "name": prompt, "color": "", "cells": [cells.get(title) for title in titles]})
     report = table(key, "Prompts, worst first", columns, rows, [next(iter(known))], single=True)
-    return known.get(next(iter(report.selected or ()), ""), groups[0])
+    selected, before = report.selected or [], st.session_state.get("read_prompt", [])
+    st.session_state["read_prompt"] = selected
+    return known.get(next(iter(selected), ""), groups[0]), selected not in ([], before)
 
 
 def _group(counts: Json, items: list[Json]) -> None:

@@ -14,12 +14,13 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.errors import Forbidden, LimitReached, NotFound, Unauthorized, responses
+from gxpo_services.api.errors import Forbidden, Invalid, LimitReached, NotFound, Unauthorized, responses
 from gxpo_services.api.fields import RunId, read_json
 from gxpo_services.api.principals import Principal, Role, TokenUses, find_by_secret
 from gxpo_services.db.database import Database
@@ -96,9 +97,12 @@ def any_principal(request: Request, token: BearerToken, database: DatabaseDep) -
 Scraper = Annotated[Principal, Depends(any_principal)]
 
 
-async def _viewer(principal: Scraper) -> Principal:
+async def _viewer(request: Request, principal: Scraper) -> Principal:
     if principal.role < Role.VIEWER:
         raise Forbidden(f"your token {principal.name!r} has role {principal.role.word}, which reads only /metrics")
+    # A misspelt filter would select everything.
+    for name in sorted(request.query_params.keys() - request.scope["route"].parameters):
+        raise Invalid.of(name, "is not a parameter of this request; correct its name")
     return principal
 
 
@@ -130,16 +134,21 @@ class _StrictRequest(Request):
 
 
 class ServiceRoute(APIRoute):
-    """A route that authenticates before it reads the body, which FastAPI does before any dependency."""
+    """A route that authenticates before it reads the body, which FastAPI does before any dependency.
+
+    parameters: their names.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        self.parameters = frozenset(field.alias for field in get_flat_params(self.dependant))
         if self.body_field is None:
             return handle
 
         async def authenticated(request: Request) -> Response:
             token = await bearer(await _bearer(request))
-            await _viewer(await run_in_threadpool(any_principal, request, token, request.app.state.database))
+            principal = await run_in_threadpool(any_principal, request, token, request.app.state.database)
+            await _viewer(request, principal)
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return authenticated

@@ -221,8 +221,6 @@ def describe_error(error: Mapping[str, Any]) -> str:
         return f"is not valid JSON: {error['ctx']['error']}"
     if isinstance(error.get("input"), bytes):  # left unread
         return 'is not JSON; send the header "Content-Type: application/json"'
-    if error["type"] == "extra_forbidden" and error["loc"][0] == "query":
-        return "is not a parameter of this request; correct its name"
     no_object = error["type"] in ("dict_type", "model_type", "dataclass_type", "model_attributes_type")
     return "must be a JSON object" if no_object else phrase(error)
 

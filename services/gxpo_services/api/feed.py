@@ -24,9 +24,9 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import CHANNEL, Database, listen
-from gxpo_services.db.tables import AccessToken, Event, Run
+from gxpo_services.db.tables import QUEUE_ORDER, AccessToken, Event, Run
 from gxpo_services.logging import ErrorLog
-from gxpo_services.run_states import SILENCE_S, TERMINAL, silent_s
+from gxpo_services.run_states import SILENCE_S, TERMINAL, RunState, silent_s
 
 MEDIA_TYPE = "text/event-stream"
 CONTENT: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}
@@ -186,7 +186,9 @@ class ChangeFeed:
             if self._last_event < 0:
                 self._last_event = self._recent_after = last_event(session)
                 self._recent.clear()
-            marks = {row.number: _mark(row, now) for row in _rows(session, subscriptions, self._marks)}
+            rows = _rows(session, subscriptions, self._marks)
+            places = _places(session, rows, _union(stream.numbers for stream in subscriptions))
+            marks = {row.number: _mark(row, places.get(row.number), now) for row in rows}
             tokens = {stream.token_sha256 for stream in subscriptions}
             valid = or_(_tokens.expires_at.is_(None), _tokens.expires_at > now)
             query = select(_tokens.sha256).where(_tokens.sha256.in_(tokens), _tokens.revoked_at.is_(None), valid)
@@ -299,10 +301,19 @@ def _rows(session: Session, subscriptions: list[Subscription], known: Collection
     return rows
 
 
-def _mark(row: Any, now: float) -> _Mark:
+def _places(session: Session, rows: Iterable[Any], asked: Collection[int]) -> dict[int, int]:
+    """Places in the queue of the runs that some stream asked for. Not of others: a stream of all runs would get each
+    queued run whenever one starts."""
+    if not any(row.state == RunState.QUEUED and row.number in asked for row in rows):
+        return {}
+    queue = session.scalars(select(_runs.number).where(_runs.state == RunState.QUEUED).order_by(*QUEUE_ORDER))
+    return {number: place for place, number in enumerate(queue, start=1) if number in asked}
+
+
+def _mark(row: Any, place: int | None, now: float) -> _Mark:
     # A silence is told when it becomes one, and at each further multiple.
     silence = (silent_s(row.state, row.heartbeat_at, now) or 0.0) // SILENCE_S
-    return _Mark(row.id, row.state, (*row[3:-1], silence))
+    return _Mark(row.id, row.state, (*row[3:-1], place, silence))
 
 
 def _event_message(row: Any) -> bytes:

@@ -153,13 +153,7 @@ _VALUES: dict[Kind, TypeAdapter[Any]] = {
 }
 
 
-class Parameters(BaseModel):
-    """Base of query parameters: no unknown ones, as a misspelt filter would select everything."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class PageQuery(Parameters):
+class PageQuery(BaseModel):
     """Which page of a list."""
 
     limit: int = Field(50, ge=1, le=200, description="Page size.")

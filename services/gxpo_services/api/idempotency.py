@@ -18,7 +18,7 @@ from pydantic_core import to_json
 from sqlalchemy import delete, select, tuple_
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.dependencies import Found, Settings, Submitter, WriteSession
+from gxpo_services.api.dependencies import DatabaseDep, Found, Settings, Submitter, WriteSession
 from gxpo_services.api.errors import Conflict, Gone, PreconditionFailed, responses
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import INSERTS
@@ -79,6 +79,17 @@ def answer(body: BaseModel, status: int = 200, **headers: str) -> Response:
 def plain_answer(body: Mapping[str, Any]) -> Response:
     """A JSON response from plain values, without validation, which would cost more than the query."""
     return Response(to_json(body, inf_nan_mode="strings"), media_type="application/json")
+
+
+def _has_key(principal: Submitter, database: DatabaseDep, key: IdempotencyHeader = None) -> bool:
+    if key is None:
+        return False
+    with database.reading() as session:
+        return session.get(IdempotencyKey, (principal.token_id, key)) is not None
+
+
+IsRepeated = Annotated[bool, Depends(_has_key)]
+"""Whether the request's key was used, so that its body need not be checked: what it names may be gone by now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -22,6 +20,7 @@ from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables import AccessToken
 from gxpo_services.outputs import events
 from gxpo_services.settings import ServiceSettings, make_home
+from gxpo_trainer.jsonl import replace_file
 
 RoleWord = Literal["metrics", "viewer", "submitter", "admin"]
 
@@ -146,16 +145,4 @@ def prepare_local(settings: ServiceSettings) -> None:
     with closing(Database(settings.url, settings.database_timeout_s)) as database, database.writing() as session:
         if not file.exists() or find_by_secret(session, file.read_text(encoding="utf-8").strip()) is None:
             made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
-            replace_file(file, made.token + "\n")
-
-
-def replace_file(file: Path, content: str, mode: int = 0o600) -> None:
-    """Replace a file, atomically; by default with one that only its owner can read."""
-    partial = file.with_name(file.name + ".part")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+            replace_file(file, made.token + "\n", 0o600)

@@ -108,15 +108,15 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--yes", action="store_true", help="skip the confirmation")
 
     parser = _command(subparsers, "compare", "commands:compare", "compare runs at equal cost")
-    _runs_or_groups(parser)
-    parser.add_argument("--baseline", metavar="NAME", help="baseline configuration; default: the most accurate GRPO")
+    _runs_or_groups(parser, "all runs of this group, or only the reported ones of a study")
+    parser.add_argument("--baseline", metavar="NAME", help="default: a study's own, else the most accurate GRPO")
     parser.add_argument("--metric", metavar="NAME", help="default pass@1")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
     words = "share of a step that sampling takes, to say when it pays; default: measured"
     parser.add_argument("--sampling-share", metavar="S", help=words)
 
     parser = _command(subparsers, "export", "commands:export", "export metrics and evaluations")
-    _runs_or_groups(parser)
+    _runs_or_groups(parser, "all runs of this group")
     parser.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="default csv")
     parser.add_argument("--samples", action="store_true", help="also the responses with their verdicts and turns")
     out = Path("gxpo-export.zip")
@@ -136,8 +136,8 @@ def register(subparsers: Subparsers) -> None:
 
     parser = _process(subparsers, "up", "up:up", "start API, scheduler, Ray and dashboard on this machine")
     parser.add_argument("--home", metavar="DIR", type=Path, help="for database, runs and token; default ./gxpo-home")
-    parser.add_argument("--port", metavar="N", type=int, help="port of the API; default 8000 or the next free one")
     free = "default 8501 or the next free"
+    parser.add_argument("--port", metavar="N", type=_up_to(65535), help="of the API; default 8000 or the next free")
     parser.add_argument("--dashboard-port", metavar="N", type=_up_to(65535), default=8501, help=free)
     parser.add_argument("--no-dashboard", **_NO_DASHBOARD)
 
@@ -153,7 +153,7 @@ def register(subparsers: Subparsers) -> None:
     settings = "settings from GXPO_… (docs/service.md)"
     parser = _process(subparsers, "serve", "commands:serve", f"start the API; {settings}")
     parser.add_argument("--host", metavar="ADDRESS", help="default GXPO_HOST, else 127.0.0.1")
-    parser.add_argument("--port", metavar="N", type=int, help="default GXPO_PORT, else 8000")
+    parser.add_argument("--port", metavar="N", type=_up_to(65535), help="default GXPO_PORT, else 8000")
 
     parser = _process(subparsers, "scheduler", "commands:scheduler", f"start the scheduler; {settings}")
     parser.add_argument("--check", action="store_true", help="only check that one runs here; exit code 0 if so, else 1")
@@ -210,9 +210,9 @@ def _runs(parser: argparse.ArgumentParser, nargs: str | int = "+") -> None:
     parser.add_argument("runs", metavar="RUN", nargs=nargs, help=words)
 
 
-def _runs_or_groups(parser: argparse.ArgumentParser) -> None:
+def _runs_or_groups(parser: argparse.ArgumentParser, of_group: str) -> None:
     _runs(parser, "*")
-    parser.add_argument("--group", metavar="ID", action="append", default=[], help="all runs of this group; repeatable")
+    parser.add_argument("--group", metavar="ID", action="append", default=[], help=f"{of_group}; repeatable")
 
 
 def _about(parser: argparse.ArgumentParser) -> None:

@@ -163,15 +163,17 @@ def _act(action: str, line: Callable[[Json], str], args: argparse.Namespace, cli
 def _each(ids: Iterable[str], act: Callable[[str], T], line: Callable[[T], str], args: argparse.Namespace) -> int:
     """Act on each of these, and print what was done; failures are reported and do not stop the others."""
     done, refused = [], 0
-    for one in ids:
-        try:
-            done.append(act(one))
-        except ServiceError as error:
-            if error.status is None:
-                raise
-            say(f"gxpo: {one}: {message_of(error)}")
-            refused += 1
-    output(args, done, "\n".join(map(line, done)))
+    try:
+        for one in ids:
+            try:
+                done.append(act(one))
+            except ServiceError as error:
+                if error.status is None:
+                    raise
+                say(f"gxpo: {one}: {message_of(error)}")
+                refused += 1
+    finally:  # also when the service goes away
+        output(args, done, "\n".join(map(line, done)))
     return 1 if refused else 0
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gxpo_client.client import Json
-from gxpo_client.formats import NONE, duration, percent
+from gxpo_client.formats import NONE, by_reason, duration, percent, share_done
 from gxpo_services.cli.common import one_line, plain
 
 SCREEN = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
@@ -45,7 +45,7 @@ def run_row(run: Json) -> tuple[str | Text, ...]:
         one_line(run["name"], 40),
         state_text(run),
         run["rule_label"],
-        f"{100 * progress['fraction']:.0f}%",
+        share_done(progress["fraction"]),
         of_budget(progress["steps"], progress["step_budget"]),
         of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
         percent(run["score"]),
@@ -99,8 +99,9 @@ def print_comparison(comparison: Json) -> None:
     for part in comparison["tables"]:
         rows = [[one_line(cell) for cell in row] for row in part["rows"]]
         SCREEN.print(table(part["header"], rows, title=one_line(part["title"])))
-    for run in comparison["left_out"]:
-        SCREEN.print(Text(f"excluded: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
+    left_out = [(f"{one_line(run['name'])} ({run['run']})", run["reason"]) for run in comparison["left_out"]]
+    for name, reason in by_reason(left_out):
+        SCREEN.print(Text(f"excluded: {name}: {one_line(reason)}"))
     SCREEN.print(Text("\n".join(evidence)))
 
 

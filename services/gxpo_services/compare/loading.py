@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.compare.schemas import MOST_RUNS, LeftOutView
-from gxpo_services.db.tables import Group, Run
+from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.outputs import metrics, samples
 from gxpo_trainer.compare.curves import RunCurves
 from gxpo_trainer.compare.rows import GATE_ENDS, GATE_Z, Series, decode_evaluation, run_curves
@@ -33,6 +33,9 @@ def series_of(session: Session, run_numbers: Sequence[int], names: Collection[st
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+REPORTED = "report"
+"""Stage of the runs of a study that are no tuning runs."""
+_STAGE = Run.group_values["stage"].as_string()
 _RUNS_AT_ONCE = 25
 """Runs whose evaluations are fetched per query: as JSON they take several times the memory of arrays."""
 _PARTS_OF_IDENTITY = ("code", "packages", "data_sha256", "hardware")
@@ -58,8 +61,9 @@ def split_ids(values: Sequence[str], name: str) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
-def select_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) -> list[Run]:
-    """The runs with these ids and the runs of these groups in order of creation, each once.
+def select_runs(session: Session, runs: Sequence[str], groups: Sequence[str], *, tuning: bool = True) -> list[Run]:
+    """The runs with these ids and the runs of these groups in order of creation, each once. tuning: with the tuning
+    runs of studies.
 
     Raises NotFound for an unknown id, Invalid for none or too many runs.
     """
@@ -73,11 +77,22 @@ def select_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) ->
             raise NotFound(f"there is no {kind} {', '.join(missing[:10])}")
     chosen = {run_id: runs_by_id[run_id] for run_id in runs}
     for group_id in groups:
-        members = select(Run).where(Run.group_number == groups_by_id[group_id].number).order_by(Run.number)
+        group = groups_by_id[group_id]
+        members = select(Run).where(Run.group_number == group.number).order_by(Run.number)
+        if group.kind == STUDY and not tuning:
+            members = members.where(_STAGE == REPORTED)
         chosen |= {run.id: run for run in session.scalars(members.limit(MOST_RUNS + 1))}
     if len(chosen) > MOST_RUNS:
         raise Invalid.of("groups", f"contain more than {MOST_RUNS} runs; select some of them with runs")
     return list(chosen.values())
+
+
+def tuning_runs(session: Session, runs: Collection[str], groups: Sequence[str]) -> list[LeftOutView]:
+    """The tuning runs of studies, which have other seeds and budgets than the reported ones, without the named runs."""
+    of_studies = select(Group.number).where(Group.id.in_(groups), Group.kind == STUDY)
+    tuning = select(Run.id, Run.name).where(Run.group_number.in_(of_studies), _STAGE != REPORTED).order_by(Run.number)
+    reason = "tuning run of a study"
+    return [LeftOutView(run=id, name=name, reason=reason) for id, name in session.execute(tuning) if id not in runs]
 
 
 def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: str, *, gates: bool = False) -> Loaded:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gxpo_services.api.fields import JsonNumber, Parameters, Text
+from gxpo_services.api.fields import JsonNumber, Text
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs.metric_series import smooth, thin
 from gxpo_services.run_states import RunState
@@ -26,14 +26,7 @@ _METRIC = Field("pass@1", pattern=r"^(pass|maj)@[0-9]{1,6}$", description="Share
 _BENCHMARK = Field(None, max_length=200, description="A benchmark; default: the macro average of all common ones.")
 
 
-_WARM_STEPS = Field(description="Steps of its warm start, before step 0 of the comparison.")
-
-
-def _warm_steps(run: Run) -> int:
-    return int((run.config.get("warm_start") or {}).get("steps", 0))
-
-
-class RunsQuery(Parameters):
+class RunsQuery(BaseModel):
     """Runs by their ids: repeated parameters, comma-separated words, or both."""
 
     runs: list[Annotated[Text, Field(max_length=20_000)]] = Field(
@@ -42,7 +35,7 @@ class RunsQuery(Parameters):
     groups: list[Annotated[Text, Field(max_length=20_000)]] = Field(
         [],
         max_length=MOST_RUNS,
-        description="Ids of groups; selects all their runs.",
+        description="Ids of groups; selects all their runs. A comparison takes only the reported runs of a study.",
         examples=[["g01jd5cv3q80000000000"]],
     )
 
@@ -53,7 +46,8 @@ class CompareQuery(RunsQuery):
     baseline: Text | None = Field(
         None,
         max_length=1000,
-        description="Name of a configuration, or id or name of one of its runs; default: the most accurate GRPO.",
+        description="Name of a configuration, or id or name of one of its runs; default: the "
+        "baseline arm of a study, else the most accurate GRPO.",
         examples=["GRPO"],
     )
     metric: str = _METRIC
@@ -84,7 +78,7 @@ class CompareQuery(RunsQuery):
     )
 
 
-class HeatMapQuery(Parameters):
+class HeatMapQuery(BaseModel):
     """Two settings of a sweep, and what the cells show."""
 
     x: Text | None = Field(None, max_length=200, description="Dotted path; default: the first setting that varies.")
@@ -149,7 +143,7 @@ class GateView(_View):
 
     steps: list[JsonNumber]
     z: list[JsonNumber]
-    threshold: JsonNumber | None = Field(description="τ; null without a gate.")
+    threshold: JsonNumber | None = Field(description="τ; null without a gate that can fire.")
     shutoff_step: int | None = Field(description="Step at which the look-ahead was switched off.")
     two_sided: bool
     downsampled: bool = Field(description="Whether the series was thinned; minima and maxima are kept.")
@@ -164,7 +158,6 @@ class ComparedRun(_View):
     seed: int
     group: str | None = Field(description="Id of its group.")
     group_values: dict[str, Any] | None
-    warm_steps: int = _WARM_STEPS
     curve: CurveView
     gate: GateView
     peak: PointView
@@ -186,7 +179,8 @@ class BudgetView(_View):
 
 
 class PlateauView(_View):
-    """Mean accuracy over the last 40% of the common budget of backward passes, against the baseline."""
+    """Mean accuracy over the last 40% of the common budget of backward passes, at the evaluations that the
+    configuration and the baseline share."""
 
     own: IntervalView
     difference: IntervalView = Field(description="Paired by seed.")
@@ -210,10 +204,12 @@ class ComparedGroup(_View):
     speed_ups: dict[Axis, JsonNumber | None]
     num_paired: int = Field(description="Seeds shared with the baseline.")
     num_reached: int = Field(description="Number of these that reached the peak of the baseline's run.")
-    seed_speed_ups: dict[Axis, IntervalView | None] = Field(description="Geometric mean over seeds.")
+    seed_speed_ups: dict[Axis, IntervalView | None] = Field(
+        description="Geometric mean over the `num` seeds that reached it; too good where that is below `num_paired`."
+    )
     budgets: list[BudgetView]
-    plateau: PlateauView | None = Field(description="Null for the baseline, and without an evaluation in it.")
-    at_equal_passes: BudgetView | None = Field(description="At the most passes that all reached; null: not evaluated.")
+    plateau: PlateauView | None = Field(description="Null for the baseline, and without a shared evaluation in it.")
+    at_equal_passes: BudgetView | None = Field(description="At the largest common budget; null: not evaluated.")
     shutoff_steps: list[int | None]
 
 
@@ -238,11 +234,10 @@ class LeftOutView(_View):
     run: str = Field(description="Its id.")
     name: str
     reason: str
-    warm_steps: int = _WARM_STEPS
 
     @classmethod
     def of(cls, run: Run, reason: str) -> LeftOutView:
-        return cls(run=run.id, name=run.name, reason=reason, warm_steps=_warm_steps(run))
+        return cls(run=run.id, name=run.name, reason=reason)
 
 
 class TableView(_View):
@@ -318,7 +313,6 @@ def compared_group(
             **{name: getattr(rows[curves], name) for name in ("id", "name", "state", "group_values")},
             **{name: getattr(seed, name) for name in ("peak", "target", "match", "speed_ups")},
             "seed": curves.seed,
-            "warm_steps": _warm_steps(rows[curves]),
             "group": getattr(rows[curves].group, "id", None),
             "curve": curve_view(curves.curve, smoothing),
             "gate": gate_view(curves.gate, _GATE_POINTS),

@@ -6,8 +6,10 @@ their inputs change. The stamp of the inputs is a few numbers: lines received, a
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +31,7 @@ from gxpo_services.compare.schemas import (
     Shown,
     compared_group,
 )
-from gxpo_services.db.tables import SETTING_ORDER, Group, Run
+from gxpo_services.db.tables import SETTING_ORDER, STUDY, Group, Run
 from gxpo_trainer.compare.curves import AXES, Axis, RunCurves, peak
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import compare_groups, default_baseline
@@ -43,9 +45,9 @@ _MOST_BUDGETS = 20
 _AXIS_OF: dict[str, Axis] = {axis: axis for axis in AXES} | {"step": "steps", "time": "hours"}
 
 
-_MAX_BYTES = 32 << 20
-"""Total size of the responses that a process keeps; a comparison of 20 runs takes 75 KB."""
-_kept: dict[str, tuple[Hashable, bytes]] = {}
+_MAX_BYTES, _REFUSAL_BYTES = 32 << 20, 64 << 10
+"""Total size of the responses that a process keeps; a comparison of 20 runs takes 75 KB, a refusal counts as 64 KiB."""
+_kept: dict[str, tuple[Hashable, bytes | Invalid]] = {}
 
 
 def _stamp(session: Session, runs: Sequence[str], groups: Sequence[str], *, gates: bool) -> Hashable:
@@ -74,15 +76,21 @@ def compare_as_json(session: Session, query: CompareQuery) -> bytes:
     ids = (loading.split_ids(query.runs, "runs"), loading.split_ids(query.groups, "groups"))
     question = query.model_dump_json()
     stamp = _stamp(session, *ids, gates=query.gates)
-    kept_stamp, body = _kept.pop(question, (None, b""))
+    kept_stamp, answer = _kept.pop(question, (None, b""))
     if kept_stamp != stamp:
-        runs = loading.select_runs(session, *ids)
-        loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
-        body = compare(session, loaded, query, budgets).model_dump_json().encode()
-    _kept[question] = stamp, body
-    while sum(len(response) for _, response in _kept.values()) > _MAX_BYTES:
+        runs = loading.select_runs(session, *ids, tuning=False)
+        try:
+            loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
+            loaded.left_out += loading.tuning_runs(session, *ids)
+            answer = compare(session, loaded, query, budgets).model_dump_json().encode()
+        except Invalid as refusal:
+            answer = copy(refusal)  # without its traceback, which holds all that was loaded
+    _kept[question] = stamp, answer
+    while sum(len(kept) if isinstance(kept, bytes) else _REFUSAL_BYTES for _, kept in _kept.values()) > _MAX_BYTES:
         del _kept[next(iter(_kept))]  # the least recently used
-    return body
+    if isinstance(answer, Invalid):
+        raise copy(answer)
+    return answer
 
 
 def compare(
@@ -98,8 +106,10 @@ def compare(
         left_out = [run.model_dump() for run in loaded.left_out]
         raise Invalid(f"nothing can be compared: {reasons}", left_out=left_out)
     rows = {curves: run for run, curves in loaded.runs}
-    comparison = compare_groups(groups, _baseline(query.baseline, groups, rows), budgets=budgets or None)
-    evidence = weigh(comparison)
+    baseline = _baseline(query.baseline, groups, rows, loaded.left_out)
+    comparison = compare_groups(groups, baseline, budgets=budgets or None)
+    evidence, arms = weigh(comparison), [_arms(run) for run in rows.values()]
+    absent = sorted({baseline for _, baseline in arms} - {arm for arm, _ in arms})
     return ComparisonView(
         metric=query.metric,
         benchmarks=loaded.benchmarks,
@@ -112,7 +122,9 @@ def compare(
         differences=comparison.differences,
         settings=_settings(groups, rows),
         ranking=[group.name for group in comparison.ranking],
-        evidence=evidence.sentence,
+        evidence="\n".join(
+            [evidence.sentence, *(f"No run of {arm}, the study's baseline arm, is compared." for arm in absent)]
+        ),
         conclusive=evidence.conclusive,
         supported=evidence.supported,
         missing=evidence.missing,
@@ -164,18 +176,34 @@ def _grouped(loaded: Loaded) -> list[SeedGroup]:
     return groups
 
 
-def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> str:
+def _baseline(
+    word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run], left_out: Sequence[LeftOutView]
+) -> str:
     """A configuration by its name, or by id or name of one of its runs."""
     names = [group.name for group in groups]
     if word is None:
-        return default_baseline(groups)
+        arms = {group.name: [_arms(rows[run]) for run in group.runs] for group in groups}
+        own = (name for name, pairs in arms.items() if any(arm == baseline != "" for arm, baseline in pairs))
+        return next(own, default_baseline(groups))
     if word in names:
         return word
     for attribute in ("id", "name"):
         named = [group.name for group in groups if any(getattr(rows[run], attribute) == word for run in group.runs)]
         if named:
             return named[0]
+    for run in left_out:
+        if word in (run.run, run.name):
+            raise Invalid.of("baseline", f"{run.name} is excluded: {run.reason}")
     raise Invalid.of("baseline", f"{word!r} is neither one of {', '.join(map(repr, names))} nor one of their runs")
+
+
+def _arms(run: Run) -> tuple[str, str]:
+    """The arm of a reported run, and the one that its study compares the others with; empty for other runs."""
+    values = run.group_values or {}
+    if run.group is None or run.group.kind != STUDY or values.get("stage") != loading.REPORTED:
+        return "", ""
+    study = run.group.spec["study"]
+    return str(values.get("arm")), (json.loads(study) if isinstance(study, str) else study)["baseline"]
 
 
 def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> list[SettingView]:

@@ -20,7 +20,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import Format
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
 UNAVAILABLE = (OperationalError, InterfaceError, InternalError)
@@ -194,7 +194,7 @@ class Database:
         if session.info.pop(_CHANGED, False) and not self.is_sqlite:
             # Within a transaction NOTIFY holds a lock of the whole server until the commit is on disk, so commits would
             # wait for each other. One that is lost, as in a crash, only delays the streams.
-            with suppress(*UNAVAILABLE), self.autocommit_connection() as connection:
+            with suppress(*UNAVAILABLE, PoolTimeout), self.autocommit_connection() as connection:
                 connection.exec_driver_sql("SELECT pg_notify(%s, '')", (CHANNEL,))
 
     @contextmanager

@@ -118,7 +118,7 @@ def restore(url: str, backup: Path) -> Path | None:
 
     One too damaged to be overwritten is moved aside, in place of an earlier one; returns where, else None. Raises
     ConfigError when a process uses the database or it cannot be written; DataError when the back-up is not one of a
-    service, or was made by a newer version.
+    service, or was made by a newer version or by one too old to be migrated.
     """
     target = _file_of(url, must_exist=False)
     revision, newest = _check(backup), newest_revision()
@@ -129,6 +129,11 @@ def restore(url: str, backup: Path) -> Path | None:
         raise DataError(
             f"{backup} was made by a newer version of gxpo: its schema is {revision}, this version's {newest}; "
             "upgrade gxpo first"
+        )
+    if revision not in {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}:
+        raise DataError(
+            f"{backup} has schema {revision}, which this version cannot migrate to {newest}; restore it with a version "
+            "that can, and back it up there"
         )
     damaged = None
     try:

@@ -228,6 +228,10 @@ class Run(Base):
     )
 
 
+QUEUE_ORDER = (Run.priority.desc(), Run.queued_at, Run.number)
+"""Of queued runs, as their places in the queue are counted."""
+
+
 class RunDocument(Base):
     """The config and the identity of a run."""
 

@@ -40,7 +40,7 @@ from gxpo_services.run_states import SILENCE_S, RunState, pending_request, silen
 from gxpo_services.runs import lifecycle, service
 from gxpo_trainer.config.base import half_of_limit_passed
 
-METRICS_LEFT_OUT = "metrics_left_out"
+METRICS_LEFT_OUT, LAUNCH_FAILED = "metrics_left_out", "launch_failed"
 _COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
 
 
@@ -99,8 +99,12 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> bool:
         run.identity = batch.identity
         run.updated_at = time.time()
     session.flush()
-    if batch.outcome is not None:
-        lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)
+    if (outcome := batch.outcome) is not None:
+        lifecycle.apply_outcome(session, run, outcome, actor=actor)
+        if outcome.recoverable:  # for the scheduler: on a full disk there is no outcome.json
+            message = f"{outcome.reason}: {outcome.message}"
+            fields = {"launch": outcome.attempt, "reason": outcome.reason}
+            events.record(session, run.number, events.SERVICE, LAUNCH_FAILED, message, **fields)
     return batch.number is not None
 
 

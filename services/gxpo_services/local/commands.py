@@ -52,7 +52,7 @@ def _need_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
             probe.bind(address)
     except OSError as error:
-        fix = "set another GXPO_PORT or GXPO_HOST"
+        fix = "choose another with --port or --host"
         raise ConfigError(f"cannot listen on {host}, port {port} ({error.strerror}); {fix}") from None
 
 

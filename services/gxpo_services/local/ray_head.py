@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx
 
-from gxpo_services.auth.tokens import replace_file
 from gxpo_services.local.supervisor import Child
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import replace_file
 from gxpo_trainer.planner.devices import usable_cores
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
@@ -56,7 +56,7 @@ class RayHead:
         self.folder = _folder(home)
         token_file = home / TOKEN_FILE
         if not token_file.exists():
-            replace_file(token_file, secrets.token_hex(32))
+            replace_file(token_file, secrets.token_hex(32), 0o600)
         self._token = token_file.read_text(encoding="utf-8").strip()
         # Ray prefers a token in the environment, such as one of another cluster, unless it is empty.
         self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": str(token_file)}

@@ -16,13 +16,14 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from gxpo_client.client import is_up
-from gxpo_services.auth.tokens import prepare_local, replace_file
+from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.cli.common import STATE_FILE, say
 from gxpo_services.local.ray_head import RayHead, free_port
 from gxpo_services.local.supervisor import Child, Supervisor, stop_orphans
 from gxpo_services.scheduling.scheduler import LIVENESS_FILE, is_alive
 from gxpo_services.settings import make_home, read_settings
 from gxpo_trainer.errors import ConfigError, GxpoError
+from gxpo_trainer.jsonl import replace_file
 
 LOCK_FILE = "up.lock"
 LINK_SECRET_FILE = "dashboard-secret"
@@ -134,7 +135,7 @@ class Stack:
         (self.home / LIVENESS_FILE).unlink(missing_ok=True)  # of an earlier scheduler
         supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
-            replace_file(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))
+            replace_file(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32), 0o600)
             supervisor.start(self._dashboard({**env, "GXPO_LINK_SECRET_FILE": str(self.home / LINK_SECRET_FILE)}))
 
     def _next_free(self, name: str, wanted: int) -> int:

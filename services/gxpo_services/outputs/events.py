@@ -58,6 +58,8 @@ class EventPage(Page[EventView]):
 
 
 TRAINER = "trainer"
+SERVICE = "service"
+"""Actor of what the service itself found in a report; a trainer chooses the kinds of its own events."""
 _LOCK = 0x67786576  # "gxev"
 _PENDING = "gxpo_events"
 """Key in Session.info: rows to insert at the commit."""

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
 from gxpo_services.api.errors import Invalid, NotFound, responses
-from gxpo_services.api.fields import MAX_STEP, Id, JsonNumber, Parameters, RunId, Text
+from gxpo_services.api.fields import MAX_STEP, Id, JsonNumber, RunId, Text
 from gxpo_services.api.idempotency import plain_answer
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs import metrics as stored
@@ -240,7 +240,7 @@ def curves(session: Session, run_ids: Sequence[str], query: SeriesQuery) -> dict
 router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
 
 
-class SeriesQuery(Parameters):
+class SeriesQuery(BaseModel):
     """Which series, and how many points of them."""
 
     names: list[Annotated[Text, StringConstraints(max_length=20_000)]] = Field(

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, model_validator
 
-from gxpo_services.api.dependencies import Viewer
+from gxpo_services.api.dependencies import ServiceRoute, Viewer
 from gxpo_services.api.errors import FieldError, Invalid, responses
 from gxpo_services.api.fields import Body, Text, faults
 from gxpo_services.runs.plan import cannot_fit, cannot_work, resources
@@ -299,7 +299,7 @@ class PresetView(BaseModel):
     config: dict[str, Any] = Field(description="The config as nested settings.")
 
 
-router = APIRouter(tags=["groups"], responses=responses(401, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 422, 503))
 
 
 @router.get("/schema", summary="The config's JSON schema")
@@ -322,13 +322,12 @@ def get_published(_: Viewer) -> PublishedPaper:
 
 def config_schema() -> dict[str, Any]:
     """The JSON schema of a config, with the custom settings classes that this server allows."""
-    known = tuple(settings for choice in CHOICES.values() for settings in choice.known())
-    if known not in _schemas:
-        _schemas[known] = RunConfig.model_json_schema()
-    return _schemas[known]
+    return _schema(tuple(settings for choice in CHOICES.values() for settings in choice.known()))
 
 
-_schemas: dict[tuple[type[BaseModel], ...], dict[str, Any]] = {}
+@functools.cache
+def _schema(_known: tuple[type[BaseModel], ...]) -> dict[str, Any]:
+    return RunConfig.model_json_schema()
 
 
 @functools.cache

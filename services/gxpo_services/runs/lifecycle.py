@@ -102,7 +102,6 @@ def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, l
         values = {"reason": reason, "detail": outcome.message}
         new, message = RunState.FAILED, f"{reason}: {outcome.message}"
     elif state is RunState.CANCELLING:
-        values = {"reason": None}
         new, message = RunState.CANCELLED, "the trainer stopped at the end of a step"
     elif state is RunState.PAUSING and outcome.outcome == "paused":
         new, message = RunState.PAUSED, "the trainer wrote a checkpoint and exited"

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from gxpo_client.formats import percent
 from gxpo_services.api.errors import Invalid
 from gxpo_services.api.fields import Kind, Value, decode_cursor, encode_cursor
-from gxpo_services.db.tables import Group, MetricLast, Run, RunDocument, RunSearch, RunTag
+from gxpo_services.db.tables import QUEUE_ORDER, Group, MetricLast, Run, RunDocument, RunSearch, RunTag
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.configs import setting
@@ -23,7 +23,9 @@ from gxpo_services.runs.schemas import HeadlineView, ListQuery, Progress, RunPag
 from gxpo_trainer.config.rules import in_words
 
 # Table columns instead of ORM attributes: their statements compile and run in half the time.
-_run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))
+_run, _group, _tag, _search, _last, _document = (
+    table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast, RunDocument)
+)
 
 COLUMNS = {
     column.key: column
@@ -146,8 +148,15 @@ REWARD = "reward/mean"
 _SHOWN = {"number", "step", *RunView.model_fields, *Progress.model_fields}
 _ROWS = (
     # Columns instead of ORM objects, which take several times as long.
-    select(*(column for column in _run if column.key in _SHOWN), _group.id.label("group"), _last.last.label("reward"))
-    .outerjoin_from(Run.__table__, Group.__table__, _group.number == _run.group_number)
+    select(
+        *(column for column in _run if column.key in _SHOWN),
+        _group.id.label("group"),
+        _last.last.label("reward"),
+        func.coalesce(_document.config["warm_start", "steps"].as_integer(), 0).label("warm_steps"),
+        _document.config["evaluation", "benchmarks"].label("benchmarks"),
+    )
+    .join_from(Run.__table__, RunDocument.__table__, _document.run_number == _run.number)
+    .outerjoin(Group.__table__, _group.number == _run.group_number)
     .outerjoin(MetricLast.__table__, (_last.run_number == _run.number) & (_last.name_number == bindparam("metric")))
     .where(_run.number.in_(bindparam("numbers", expanding=True)))
 )
@@ -156,7 +165,7 @@ _ROWS = (
 def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Columns of these runs by name, in the order of `numbers`, without those of runs deleted meanwhile.
 
-    Adds `group` (its id), `tags`, `reward` and, for queued runs, `queue_position`.
+    Adds `group` (its id), `tags`, `reward`, `warm_steps`, `benchmarks` and, for queued runs, `queue_position`.
     """
     session.flush()
     reward = metrics.find_numbers(session, [REWARD]).get(REWARD, -1)  # -1: never reported
@@ -166,10 +175,10 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
         rows[number]["tags"].append(tag)
     for row in rows.values():
         row["tags"].sort()
+        row["benchmarks"] = row["benchmarks"] or []  # a run older than the setting
     queued = {number for number, row in rows.items() if row["state"] == RunState.QUEUED}
     if queued:
-        order = (_run.priority.desc(), _run.queued_at, _run.number)
-        queue = session.scalars(select(_run.number).where(_run.state == RunState.QUEUED).order_by(*order))
+        queue = session.scalars(select(_run.number).where(_run.state == RunState.QUEUED).order_by(*QUEUE_ORDER))
         for place, number in enumerate(queue, start=1):
             if number in queued:
                 rows[number]["queue_position"] = place
@@ -177,18 +186,20 @@ def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _headline(session: Session, states: Mapping[str, int], conditions: Sequence[ColumnElement[bool]]) -> HeadlineView:
-    """How many runs are in each state, and the one whose last evaluation is the most accurate, if above 0."""
+    """How many runs are in each state, and the one whose last evaluation is the most accurate, if above 0, with its
+    benchmarks: the highest of all accuracies is also the highest on these."""
     counts = ", ".join(f"{states[state]:,} {state}" for state in RunState if state in states)
     scored = select(Run.__table__).where(_run.score > 0, *conditions).order_by(_run.score.desc(), _run.number.desc())
     best = session.execute(scored.limit(1)).first()
     accuracy = ""
     if best is not None:
         config = session.scalar(select(RunDocument.config).where(RunDocument.run_number == best.number)) or {}
-        tasks = in_words(list(setting(config, "evaluation.benchmarks") or ["its problems"]), "and")
+        benchmarks = setting(config, "evaluation.benchmarks")
+        tasks = f" on {in_words([*benchmarks], 'and')}" if benchmarks else ""
         place = f"at step {best.score_step or 0:,}"
         if best.score_step == best.step and best.backward_passes:  # of an earlier step the passes are not in this table
             place = f"after {best.backward_passes:,.0f} backward passes"
-        accuracy = f"Most accurate: {best.name}, {percent(best.score)} on {tasks} {place}."
+        accuracy = f"Most accurate{tasks}: {best.name}, {percent(best.score)} {place}."
     return HeadlineView.of(
         ("state", f"{counts}." if counts else "", []), ("evaluation", accuracy, [best.id] if best is not None else [])
     )

@@ -84,8 +84,8 @@ class BulkAnswer(BaseModel):
 class Progress(BaseModel):
     """Progress of a run."""
 
-    fraction: float = Field(description="0 to 1, by the budget limit closest to exhaustion.")
-    steps: int
+    fraction: float = Field(description="0 to 1, by the budget limit closest to exhaustion; 0 during a warm start.")
+    steps: int = Field(description="Includes those of a warm start, as step_budget does.")
     step_budget: int | None
     backward_passes: JsonNumber
     backward_passes_budget: int | None
@@ -110,6 +110,8 @@ class RunView(BaseModel):
     rule_label: str = Field(examples=["GXPO K=5"])
     model: str
     seed: int
+    warm_steps: int = Field(description="Steps of its warm start, which use up no budget.")
+    benchmarks: list[str] = Field(description="Benchmarks of its evaluations; `score` is their average.")
     tags: list[str]
     notes: str
     priority: int
@@ -273,11 +275,12 @@ def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
 
 def _progress(run: RunRow) -> dict[str, Any]:
     """Progress of a run; `fraction` is the largest share of any budget limit."""
-    training_s = run["training_s"]
+    training_s, warm_steps = run["training_s"], run["warm_steps"]
     spent = {"steps": run["step"], "backward_passes": run["backward_passes"], "tokens": run["tokens"]}
     bounds = {name: run[name] for name in _BUDGETS}
-    used = (*spent.values(), training_s / 3600)
-    shares = (min(1.0, done / bound) for done, bound in zip(used, bounds.values(), strict=True) if bound is not None)
+    # Of these, the steps alone include a warm start.
+    used = zip((*spent.values(), training_s / 3600), bounds.values(), (warm_steps, 0, 0, 0), strict=True)
+    shares = (max(0.0, min(1.0, (done - warm) / (bound - warm))) for done, bound, warm in used if bound is not None)
     fraction = 1.0 if run["state"] == RunState.SUCCEEDED else max(shares, default=0.0)
     is_known = run["state"] == RunState.RUNNING and 0.0 < fraction < 1.0 and training_s > 0
     left = training_s * (1 - fraction) / fraction if is_known else math.inf

@@ -19,11 +19,11 @@ import httpx
 import psutil
 
 from gxpo_client.client import is_loopback
-from gxpo_services.auth.tokens import replace_file
 from gxpo_services.db.tables import Run
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import replace_file
 from gxpo_trainer.runtime.locks import LOCK, process_start
 
 _CONFIG, _SERVICE = "config.toml", "service.json"
@@ -100,6 +100,9 @@ class Launcher(Protocol):
     def stop(self, job_id: str) -> None:
         """Terminate a job, then kill it; returns immediately. Does nothing when the job has ended or is unknown."""
 
+    def delete(self, job_id: str) -> None:
+        """Forget a job that has ended. Does nothing when it is unknown."""
+
     def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
         """Status of every known job of the service with this artifact folder, by id."""
 
@@ -122,7 +125,7 @@ def prepare(folder: Path, run: Run, *, url: str, token: str) -> None:
     address = {"url": url, "run": run.id, "attempt": run.launch, "token": token, "after": run.attempt}
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / _CONFIG, text, 0o644)
-    replace_file(folder / _SERVICE, json.dumps(address, indent=2) + "\n")
+    replace_file(folder / _SERVICE, json.dumps(address, indent=2) + "\n", 0o600)
 
 
 def kill_orphaned_trainer(folder: Path) -> bool:
@@ -196,6 +199,11 @@ class RayLauncher:
         # Ray responds with an error when the job has just ended; its status shows that.
         if response.status_code not in (200, 404) and self.status(job_id).is_alive:
             raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(response)}")
+
+    def delete(self, job_id: str) -> None:
+        response = self._ask("DELETE", f"/api/jobs/{quote(job_id, safe='')}")
+        if response.status_code not in (200, 404):
+            raise JobRefused(f"Ray at {self._address} did not delete job {job_id}: {_reason(response)}")
 
     def statuses(self, artifacts: Path) -> dict[str, JobStatus]:
         response, folder = self._ask("GET", "/api/jobs/"), str(artifacts)

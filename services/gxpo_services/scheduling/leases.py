@@ -7,6 +7,7 @@ which must agree to within a fraction of `lease_s`; one far beyond any lease is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.db.tables import Event, Run, RunDocument
+from gxpo_services.ingest.reports import LAUNCH_FAILED
 from gxpo_services.outputs import events
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.runs import lifecycle
@@ -60,6 +62,12 @@ def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | N
     return session.scalar(query)
 
 
+def lock(session: Session, numbers: Sequence[int]) -> None:
+    """Lock runs in the order of their ids, as all requests about several runs do."""
+    if numbers:
+        session.execute(select(Run.number).where(Run.number.in_(numbers)).order_by(Run.id).with_for_update())
+
+
 def queued(session: Session, number: int) -> Run:
     """The current row of a queued run. Raises NoResultFound when it is no longer queued."""
     return session.scalars(select(Run).where(Run.number == number, IS_QUEUED)).one()
@@ -89,6 +97,15 @@ def lost_at(session: Session, run_number: int, kind: str) -> list[int]:
         Event.run_number == run_number, Event.kind == kind, Event.actor.startswith("scheduler:")
     )
     return [int(fields["step"]) for fields in session.scalars(query.order_by(Event.number))]
+
+
+def reported_failure(session: Session, run: Run) -> tuple[str | None, str] | None:
+    """Reason and message of the recoverable failure that the trainer of the run's launch reported, if any."""
+    query = select(Event.fields, Event.message).where(
+        Event.run_number == run.number, Event.kind == LAUNCH_FAILED, Event.actor == events.SERVICE
+    )
+    row = session.execute(query.order_by(Event.number.desc()).limit(1)).first()
+    return None if row is None or row.fields["launch"] != run.launch else (row.fields["reason"], row.message)
 
 
 def begin(session: Session, run: Run, *, owner: str, actor: str, now: float, until: float) -> str:

@@ -70,6 +70,7 @@ class RunSupervisor:
     clock: Callable[[], float]
     counters: SchedulerRow
     _api_away_at: float = field(default=0.0, init=False)
+    _errors: logging.ErrorLog = field(default_factory=logging.ErrorLog, init=False)
 
     def due(self, held: Mapping[str, Hold], jobs: Mapping[str, JobStatus]) -> list[str]:
         """The runs of `held` for which something may be to do, by one query. jobs: the latest statuses by id."""
@@ -120,8 +121,13 @@ class RunSupervisor:
             return now - max([hold.since, *past])
 
         silence_s = age_s(run.heartbeat_at, run.launched_at, self._api_away_at)
-        if silence_s > API_PROBE_FRACTION * self.settings.heartbeat_s and not self.api_answers():
-            self._api_away_at, silence_s = now, 0.0  # outages of the API do not count
+        if (run.heartbeat_at or 0.0) > (self._api_away_at or 0.0):
+            self._errors.recovered("API")
+        if silence_s > API_PROBE_FRACTION * self.settings.heartbeat_s:
+            with self._errors.outages("API", ConnectionError):
+                if not self.api_answers():
+                    self._api_away_at, silence_s = now, 0.0  # outages of the API do not count
+                    raise ConnectionError(f"no answer at {self.settings.api_url}; silence of trainers does not count")
         ages = {"launch_age_s": age_s(run.launched_at), "silence_s": silence_s, "request_age_s": age_s(run.request_at)}
         return decisions.next_action(RunState(run.state), job, self.settings, **ages)
 
@@ -218,6 +224,8 @@ class RunSupervisor:
             reason = None
             if outcome is not None and outcome.recoverable:
                 reason, why = outcome.reason, f"{outcome.reason}: {outcome.message}"
+            elif (failure := leases.reported_failure(session, current)) is not None:
+                reason, why = failure
             elif hold.refusal is not None:
                 reason, why = hold.refusal[0], f"its job could not be submitted within start_s: {hold.refusal[1]}"
             secret = self._conclude(session, current, hold, job, why, reason)

@@ -52,6 +52,8 @@ KEPT_S = 86_400.0
 """Time after its last round in which a scheduler that is gone is still listed."""
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys, and metric names without a run, deleted at a time."""
+JOBS_KEPT, JOBS_AT_ONCE = 100, 50
+"""Ended jobs, of the newest runs, that stay in the launcher's list; others deleted at a time."""
 SAMPLES_AT_ONCE, BATCHES_AT_ONCE = 1_000, 20
 """Samples deleted per transaction, so that reports of trainers do not wait; transactions of retention at a time."""
 PROBE_S = 2.0
@@ -173,15 +175,14 @@ class Scheduler:
                 self._ended_runs[number] = ended[number]
 
     def _reconcile(self, jobs: Mapping[str, JobStatus]) -> None:
-        """Stop jobs that outlive their run by cancel_grace_s, because they hang or their scheduler was killed."""
+        """Stop jobs that outlive their run by cancel_grace_s, because they hang or their scheduler was killed; delete
+        old ones of runs that are over: the launcher would list them in every round."""
         now = self._clock()
         if now < self._reconcile_at:
             return
-        live = {job_id for job_id, status in jobs.items() if status.is_alive}
-        if live:
-            query = select(Run.job_id).where(leases.IS_EXECUTING, Run.job_id.is_not(None))
-            with self._database.reading() as session:
-                live -= set(session.scalars(query))
+        with self._database.reading() as session:
+            executing = dict(session.execute(select(Run.id, Run.job_id).where(leases.IS_EXECUTING)).all())
+        live = {job_id for job_id, status in jobs.items() if status.is_alive} - set(executing.values())
         self._outliving = {job_id: min(self._outliving.get(job_id, now), now) for job_id in sorted(live)}
         for job_id, since in self._outliving.items():
             if now - since > self._settings.cancel_grace_s:
@@ -189,6 +190,13 @@ class Scheduler:
                 with suppress(JobRefused):  # the next time
                     self._launcher.stop(job_id)
         self._reconcile_at = now + RECONCILE_EVERY_S
+        ended = sorted(job_id for job_id, status in jobs.items() if not status.is_alive)
+        over = [job_id for job_id in ended if job_id.rpartition("-")[0] not in executing]
+        with self._errors.outages("deletion of old jobs", JobRefused, LauncherUnavailable):
+            for job_id in over[:-JOBS_KEPT][:JOBS_AT_ONCE]:
+                if self._clock() - self._renewed_at > self._settings.lease_s / 3:
+                    break
+                self._launcher.delete(job_id)
 
     def _clean(self) -> None:
         """Delete a batch of expired idempotency keys, of metric names without a run, and of what is past retention."""
@@ -201,11 +209,12 @@ class Scheduler:
         # A report that uses a name again meanwhile keeps it, and all others until the next time.
         with suppress(IntegrityError), self._database.writing() as session:
             delete_unused_names(session, CLEANED_AT_ONCE)
-        if settings.retention_days is not None:
-            self._prune(now - settings.retention_days * _DAY_S, now)
+        if settings.retention_days is not None and not self._prune(now - settings.retention_days * _DAY_S, now):
+            self._clean_at = now  # goes on in the next round
 
-    def _prune(self, before: float, now: float) -> None:
-        """Delete samples and log of runs that ended before `before`, in the order of their numbers.
+    def _prune(self, before: float, now: float) -> bool:
+        """Delete samples and log of runs that ended before `before`, in the order of their numbers; returns whether
+        that is done.
 
         Everything else of a run is kept; paused runs have not ended. A run is marked as pruned last, so nothing is
         forgotten after a crash. One whose files cannot be deleted is tried again after all others.
@@ -217,7 +226,7 @@ class Scheduler:
                 run = session.scalar(query.with_for_update(of=Run, skip_locked=True))
                 if run is None:
                     self._pruned_up_to = 0
-                    return
+                    return True
                 if delete_some(session, run.number, SAMPLES_AT_ONCE):
                     continue
                 self._pruned_up_to = run.number
@@ -227,6 +236,7 @@ class Scheduler:
                         RunFiles(self._settings.artifacts, run.id).remove(name)
                     session.execute(update(Run).where(Run.number == run.number).values(pruned_at=now))
                     events.record(session, run.number, self._actor, "pruned", "retention deleted samples and log")
+        return False
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 
@@ -286,11 +296,12 @@ class Scheduler:
             leases.lock_queue(session)
             waiting = leases.candidates(session, leases.IS_QUEUED)
             reasons = self._oversized.overdue(waiting, quotas, now)
+            admitted = decisions.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), quotas)
+            leases.lock(session, [*reasons, *(candidate.number for candidate in admitted)])
             for number, why in reasons.items():
                 with suppress(StateChanged, NoResultFound):  # cancelled or deleted in between
                     run = leases.queued(session, number)
                     leases.fail(session, run, "no_resources", why, self._actor, run.lease_token)
-            admitted = decisions.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), quotas)
             until = now + self._settings.lease_s
             for candidate in admitted:
                 with suppress(StateChanged, NoResultFound):

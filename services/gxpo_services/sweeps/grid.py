@@ -170,6 +170,7 @@ def _variants(
     """Every combination of the grid; for the preset `rules`, with every rule that differs."""
     errors: list[FieldError] = []
     variants: list[Variant] = []
+    refused = 0
     for chosen in itertools.product(*grid.values()):
         values = dict(zip(grid, chosen, strict=True))
         try:
@@ -184,8 +185,11 @@ def _variants(
             for item in error.errors:
                 if item.field.startswith("grid["):  # an override; name it by its axis
                     item.field = f"grid.{list(values)[int(item.field[5:-1])]}"
-            errors += error.errors
-            if len(errors) >= MOST_ERRORS:
+                elif (path := item.field.removeprefix("config.")) in grid:
+                    item.field = f"grid.{path}"
+            errors += [item for item in error.errors if item not in errors]
+            refused += 1
+            if refused >= MOST_ERRORS:
                 break  # the other combinations of a bad base would only repeat its errors
     if errors:
         raise invalid(errors[:MOST_ERRORS])

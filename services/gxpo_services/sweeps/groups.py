@@ -25,6 +25,7 @@ from gxpo_services.api.fields import Body, GroupId, Page, PageQuery, Word, decod
 from gxpo_services.api.idempotency import (
     WITH_ETAG,
     IfMatch,
+    IsRepeated,
     Submission,
     answer,
     check_match,
@@ -40,7 +41,6 @@ from gxpo_services.runs.endpoints import FilesRemoved
 from gxpo_services.runs.plan import ExpectedCostView, expected_cost
 from gxpo_services.runs.schemas import RunView
 from gxpo_services.sweeps.grid import PRESETS, Planned, SweepPresetView, SweepRequest, plan
-from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.rules import run_label
 from gxpo_trainer.jsonl import plain
 
@@ -94,7 +94,9 @@ class GroupView(BaseModel):
 class GroupDetail(GroupView):
     """A group with its runs."""
 
-    spec: dict[str, Any] = Field(description="The request that created it; of a sweep also the order of its settings.")
+    spec: dict[str, Any] = Field(
+        description="The request that created it; of a sweep also its cost and its settings' order."
+    )
     runs: list[RunView] = Field(description="In order of creation, at most 1000.")
 
 
@@ -140,31 +142,38 @@ _MOST_RUNS = 1000
 """Runs of a group in one answer."""
 _ORDER = "-groups"
 CANCELLED = "cancelled"
+_COST = "cost"
 """Member of a group's spec: a study queues no further runs."""
 router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 422, 503))
 
 _CREATED = ("group", "Created.", "The resource that this key created before.")
 
 
-def _planned(body: SweepRequest, _: Submitter, settings: Settings) -> tuple[SweepRequest, list[Planned]]:
+def _planned(body: SweepRequest, repeated: IsRepeated, settings: Settings) -> tuple[SweepRequest, list[Planned] | None]:
     """A sweep and its runs. Resolved before `Submission`: it may take seconds, in which SQLite's writer stays free."""
-    return body, plan(body, settings)
+    return body, None if repeated else plan(body, settings)
 
 
 @router.post("/sweeps", summary="Submit a sweep", **creating(SweepAnswer, *_CREATED))
-def submit_sweep(sweep: Annotated[tuple[SweepRequest, list[Planned]], Depends(_planned)], by: Submission) -> Response:
+def submit_sweep(
+    sweep: Annotated[tuple[SweepRequest, list[Planned] | None], Depends(_planned)], by: Submission
+) -> Response:
     """Queue every combination of the grid with every seed as one group, atomically."""
     body, planned = sweep
     group_id, earlier = by.claim("sweep", body, Group)
     group = earlier
     if group is None:
+        if planned is None:  # its key has just expired
+            planned = plan(body, by.settings)
         runs.check_priority(by.principal, body.priority)
         runs.check_queue(by.session, by.settings, by.principal, len(planned))
         order = dict.fromkeys(name for run in planned for name in run.values)
-        spec = plain(body.model_dump()) | {SETTING_ORDER: list(order)}
+        spec = plain(body.model_dump()) | {SETTING_ORDER: list(order), _COST: _cost(planned).model_dump()}
         group = new_group(by.session, by.principal, group_id, body.name, "sweep", spec)
         queue_runs(by.session, by.principal, group, planned, spec)
-    cost = _cost([config for config, _ in planned])
+    elif _COST not in group.spec:  # of a version that did not store it
+        group.spec = {**group.spec, _COST: _cost(plan(body, by.settings)).model_dump()}
+    cost = SweepCost.model_validate(group.spec[_COST])
     view = SweepAnswer(group=view_of(by.session, group), runs=_members(by.session, group), cost=cost)
     return by.created(view, earlier is None, "get_group", group_id=group_id)
 
@@ -188,7 +197,7 @@ def validate_sweep(body: SweepRequest, _: Submitter, settings: Settings) -> Swee
         )
         for config, values in planned
     ]
-    return SweepPlan(valid=True, errors=[], cost=_cost([config for config, _ in planned]), runs=planned_runs)
+    return SweepPlan(valid=True, errors=[], cost=_cost(planned), runs=planned_runs)
 
 
 @router.get("/sweeps/presets", summary="Sweep presets")
@@ -334,8 +343,8 @@ def _views(session: Session, groups: Sequence[Group]) -> list[GroupView]:
     ]
 
 
-def _cost(configs: Sequence[RunConfig]) -> SweepCost:
-    costs = [expected_cost(config) for config in configs]
+def _cost(planned: Sequence[Planned]) -> SweepCost:
+    costs = [expected_cost(config) for config, _ in planned]
     steps, passes = [cost.steps for cost in costs], [cost.backward_passes for cost in costs]
     return SweepCost(
         runs=len(costs),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -14,10 +15,10 @@ from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Viewer
 from gxpo_services.api.errors import Conflict, FieldError, Invalid, NotFound, responses
 from gxpo_services.api.fields import Body, GroupId, JsonNumber, Text, faults
-from gxpo_services.api.idempotency import Submission, answer, creating
+from gxpo_services.api.idempotency import IsRepeated, Submission, answer, creating
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.run_states import TERMINAL, RunState
@@ -30,6 +31,9 @@ from gxpo_services.sweeps.groups import GroupView
 from gxpo_trainer.config.messages import BadSettings, config_error
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.studies import definition
+
+_COMPLETE = "complete"
+"""Member of a group's spec: a study had all its results. Runs that are deleted later are not repeated."""
 
 
 class StudyRequest(Body):
@@ -93,21 +97,28 @@ def queue_missing(session: Session, group: Group) -> int:
     The caller holds the queue's lock, so that two schedulers do not queue the same run, and has locked the group, so
     that the study is not cancelled meanwhile.
     """
-    if group.spec.get(groups.CANCELLED):
+    if _queues_no_more(group):
         return 0
     study = study_of(group)
     keys = _keys(session, group)
-    missing = _due(study, keys)
+    pending = definition.pending(study, _results(keys))
+    if not pending:
+        group.spec = {**group.spec, _COMPLETE: True}
+    missing = _due(pending, keys)
     principal = Principal(group.spec["created_by_id"], group.created_by, Role.SUBMITTER)
     planned = [Planned(definition.run_config(study, key), asdict(key)) for key in missing]
     groups.queue_runs(session, principal, group, planned, group.spec)
     return len(missing)
 
 
-def _due(study: definition.Study, keys: dict[Run, definition.RunKey]) -> list[definition.RunKey]:
-    """Runs that can start now and were never queued."""
+def _queues_no_more(group: Group) -> bool:
+    return bool(group.spec.get(groups.CANCELLED) or group.spec.get(_COMPLETE))
+
+
+def _due(pending: Iterable[definition.RunKey], keys: dict[Run, definition.RunKey]) -> list[definition.RunKey]:
+    """Runs that were never queued, of those that can start now."""
     queued = set(keys.values())
-    return [key for key in definition.pending(study, _results(keys)) if key not in queued]
+    return [key for key in pending if key not in queued]
 
 
 def study_of(group: Group) -> definition.Study:
@@ -138,11 +149,15 @@ def _results(keys: dict[Run, definition.RunKey]) -> dict[definition.RunKey, defi
     return results
 
 
-def _checked(body: StudyRequest, _: Submitter, server: Settings) -> tuple[StudyRequest, definition.Study]:
-    """A request and its study, if every arm's config is accepted by trainer and server. Raises Invalid.
+def _checked(
+    body: StudyRequest, repeated: IsRepeated, server: Settings
+) -> tuple[StudyRequest, definition.Study | None]:
+    """A request and its study. Resolved before `Submission`: it may take seconds, in which SQLite's writer is free."""
+    return body, None if repeated else _study(body, server)
 
-    Resolved before `Submission`: it may take seconds, in which SQLite's writer stays free.
-    """
+
+def _study(body: StudyRequest, server: Settings) -> definition.Study:
+    """The study, if every arm's config is accepted by trainer and server. Raises Invalid."""
     try:
         file = tomllib.loads(body.toml.removeprefix("\ufeff"))
         if bad := faults(file):
@@ -164,13 +179,14 @@ def _checked(body: StudyRequest, _: Submitter, server: Settings) -> tuple[StudyR
                 checked(values, server)
         except (BadSettings, ConfigError, Invalid) as error:
             raise Invalid.of("toml", f"arms.{arm}: {error}") from None
-    return body, study
+    return study
 
 
 def _view(session: Session, group: Group) -> StudyView:
     study = study_of(group)
     keys = _keys(session, group)
     results = _results(keys)
+    pending = definition.pending(study, results)
     most_runs, most_passes = definition.largest_cost(study)
     tuned = {name: definition.best_point(study, name, results) for name in study.arms}
     settled = {*results, *(key for run, key in keys.items() if run.state not in TERMINAL)}
@@ -181,8 +197,8 @@ def _view(session: Session, group: Group) -> StudyView:
         seeds=list(study.seeds),
         cost=StudyCost(runs=most_runs, backward_passes=most_passes),
         runs_done=len(results),
-        due=0 if group.spec.get(groups.CANCELLED) else len(_due(study, keys)),
-        complete=not definition.pending(study, results),
+        due=0 if _queues_no_more(group) else len(_due(pending, keys)),
+        complete=not pending or bool(group.spec.get(_COMPLETE)),
         failed=[run.id for run, key in keys.items() if key not in settled],
         arms=[
             ArmView(
@@ -206,16 +222,19 @@ _CREATED = creating(StudyView, "study", "Created.", "The study that this key cre
 
 @router.post("/studies", summary="Submit a study", **_CREATED)
 def submit_study(
-    checked_study: Annotated[tuple[StudyRequest, definition.Study], Depends(_checked)], by: Submission
+    checked_study: Annotated[tuple[StudyRequest, definition.Study | None], Depends(_checked)], by: Submission
 ) -> Response:
     """Queue the runs that can start now; the scheduler queues the next ones when a run has ended.
 
-    The answer states the cost as an upper bound. Compare the runs with `/compare?groups=`.
+    The answer states the cost as an upper bound. Compare the reported runs with
+    `/compare?groups=`.
     """
     body, study = checked_study
     group_id, earlier = by.claim(STUDY, body, Group)
     group = earlier
     if group is None:
+        if study is None:  # its key has just expired
+            study = _study(body, by.settings)
         runs.check_priority(by.principal, body.priority)
         runs.check_queue(by.session, by.settings, by.principal, len(definition.pending(study, {})))
         # As a text: PostgreSQL does not keep the order of JSON objects, by which arms run and points are numbered.

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled, table_columns
-from support.reporting import metric_row, sample_row
+from support.reporting import evaluation_row, metric_row, sample_row
 
+from gxpo_client import client
 from gxpo_client.client import Client
 from gxpo_client.errors import ServiceUnavailable
 from gxpo_dashboard.labels import REASONS, plain
 from gxpo_dashboard.session.visitor import LOG_WINDOW
-from gxpo_dashboard.views import run as run_view
+from gxpo_dashboard.views import run as run_view, samples
 from gxpo_trainer.config import RunConfig
 
 
@@ -74,15 +76,29 @@ def test_a_part_of_the_axis_without_points_is_said_to_have_none(pages: Pages) ->
     assert "No points in the visible range." in [text.value for text in page.markdown]
 
 
+@pytest.mark.parametrize("end", ["from", "to"])
+def test_one_end_of_a_range_is_said_to_need_the_other(pages: Pages, end: str) -> None:
+    run = pages.submit(f"range {end}")
+    pages.service.report(run, metrics=[metric_row(1)])
+    captions = [caption.value for caption in pages.open("run", run=run, **{end: "5"}).caption]
+    assert ":red[Visible from and to are two numbers, the smaller one first.]" in captions
+
+
 def test_a_warm_start_is_drawn_over_steps_whatever_the_axis(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     warm = pages.submit("warm", "warm_start.steps=2", "learner.loss.kl_beta=0")
     rows = [metric_row(step, **{"warm_start/loss": 3.0 - step, "update/backward_passes_total": 0}) for step in (1, 2)]
-    pages.service.report(warm, metrics=[*rows, metric_row(3, **{"update/backward_passes_total": 3})])
+    rows.append(metric_row(3, **{"update/backward_passes_total": 3}))
+    costs = {0: 0, 2: 0, 3: 3}
+    evaluations = [evaluation_row(step, backward_passes_total=passes) for step, passes in costs.items()]
+    pages.service.report(warm, metrics=rows, evaluations=evaluations)
     drawn = {}
     monkeypatch.setattr(run_view, "chart", lambda chart, scope: drawn.update({chart.key: chart}))
     pages.open("run", run=warm, x="backward_passes")
     assert drawn["reward"].x == "backward_passes"
     assert drawn["warm-start"].points[["x", "y"]].to_numpy().tolist() == [[1, 2], [2, 1]]
+    assert drawn["accuracy-pass@1"].points[["step", "x"]].to_numpy().tolist() == [[2, 0], [3, 3]]
+    pages.open("run", run=warm)
+    assert drawn["accuracy-pass@1"].points["x"].tolist() == [0, 2, 3]
 
 
 def test_a_prompt_is_followed_across_steps_and_runs(pages: Pages) -> None:
@@ -99,6 +115,43 @@ def test_a_prompt_is_followed_across_steps_and_runs(pages: Pages) -> None:
     columns = table_columns(page)
     assert (columns["Run"][0], columns["Step"][0]) == ("first", "4")
     assert sorted(columns["Run"]) == ["first"] * 2 + ["second"] * 2
+
+
+def test_a_prompt_that_is_read_stays_while_its_run_takes_further_steps(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FRESH_S", 0.0)
+    shown: list[str] = []
+    chosen: dict[str, list[str]] = {}
+
+    def table(key: str, title: str, columns: list[Any], rows: list[Any], selected: list[str], **_: Any) -> Any:
+        shown[:] = [key, *(row["id"] for row in rows)]
+        return SimpleNamespace(selected=chosen.get(key))
+
+    monkeypatch.setattr(samples, "table", table)
+    run = pages.submit("read")
+    for step in (4, 5, 6):
+        rows = [sample_row(step, group=group, prompt_id=f"p{group}", prompt=f"Prompt {group}") for group in (0, 1)]
+        pages.service.report(run, samples=rows, offsets={"samples": 2 * (step - 4)})
+        if step == 4:
+            page = pages.open("run", run=run, part="Samples")
+            assert "Newest (step 4)" not in [button.label for button in page.button]
+        elif step == 5:
+            page.run()
+            assert "step" not in page.query_params, "without a selection the newest step is shown"
+            assert shown[1].endswith("-5-1-0-p0")
+            chosen[shown[0]] = [shown[2]]
+            before = [*shown]
+        page.run()
+    assert page.query_params["step"] in ("5", ["5"])
+    assert shown == before, "the same table, in which the browser keeps focus and scroll position"
+    assert labelled(page.selectbox, "Step").value == "5"
+    assert "Prompt 1" in [code.value for code in page.code]
+    labelled(page.button, "Newest (step 6)").click().run()
+    for _ in range(2):
+        assert "step" not in page.query_params
+        assert shown[1].endswith("-6-1-0-p0")
+        page.run()
 
 
 def test_a_later_page_of_samples_has_those_of_the_run_alone(pages: Pages) -> None:

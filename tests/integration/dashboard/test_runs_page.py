@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from support.dashboard_pages import Pages, labelled, table_columns
 from support.http_server import HttpServer
-from support.reporting import metric_row
+from support.reporting import evaluation_row, metric_row
 
 from gxpo_client import client
 from gxpo_dashboard.labels import plain
@@ -165,6 +165,24 @@ def test_curves_of_evaluations_have_no_smoothing(pages: Pages) -> None:
         assert [box.label for box in page.selectbox if box.label == "Smoothing"] == labels
 
 
+def test_the_sentence_of_a_run_has_no_accuracy_of_another_score(pages: Pages) -> None:
+    run = pages.submit("several scores")
+    metrics = {"eval/average/pass@1": 0.5, "update/backward_passes_total": 3}
+    evaluation = evaluation_row(1, scores={"pass@1": 0.5, "pass@8": 0.75})
+    pages.service.report(run, metrics=[metric_row(1, **metrics)], evaluations=[evaluation])
+    texts = [pages.open("benchmarks", runs=[run], score=score).info[0].value for score in ("pass@1", "pass@8")]
+    accuracy = " 50\\.0% after 3 backward passes\\."
+    assert accuracy in texts[0]
+    assert texts[1] == texts[0].replace(accuracy, "")
+
+
+def test_a_run_that_ended_in_its_warm_start_has_no_evaluation_after_it(pages: Pages) -> None:
+    run = pages.submit("warm", "warm_start.steps=2", "learner.loss.kl_beta=0")
+    pages.service.finish(run, [0.25, 0.5])
+    markdown = [words.value for words in pages.open("benchmarks", runs=[run]).markdown]
+    assert markdown[-2:] == ["#### No evaluations", "No evaluation after the warm start."]
+
+
 def test_a_search_of_runs_takes_what_the_service_does(pages: Pages) -> None:
     for view, opening in {"runs": None, "compare": None, "submit": "Search"}.items():
         page = pages.open(view)
@@ -222,8 +240,14 @@ def test_runs_before_their_first_evaluation_are_no_error(pages: Pages) -> None:
     assert not page.error
     assert [words for words in page.markdown if "Nothing to compare yet" in words.value]
     assert [caption.value for caption in page.caption if caption.value.startswith("Excluded: early:")]
-    for run in runs:
-        pages.service.finish(run, [0.25, 0.5])
+    bookmark = {"score": "pass@8", "benchmark": "gsm8k"}
+    assert bookmark.items() <= dict(pages.open("compare", runs=runs, **bookmark).query_params).items()
+    pages.service.finish(runs[0], [0.25, 0.5])
+    page = pages.open("compare", runs=runs, baseline=runs[1])
+    assert not page.error
+    words = plain("earlier is excluded: it has no evaluation (yet)")
+    assert f"Using the default baseline, because {words}" in [caption.value for caption in page.caption]
+    pages.service.finish(runs[1], [0.25, 0.5])
     assert not [words for words in page.run().markdown if "Nothing to compare yet" in words.value]
 
 

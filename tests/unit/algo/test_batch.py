@@ -328,6 +328,12 @@ def test_advantages_by_hand() -> None:
     assert with_gap[[0, 2, 3, 5]] == pytest.approx(of_group([1, 0, 0, 0]), abs=0)
     # Rounding is no signal: the float mean of seven times 0.1 is not 0.1.
     assert (of_group([0.1] * 7, epsilon=1e-20) == 0).all()
+    for kind in (MaxRLAdvantageConfig(), ShrinkageAdvantageConfig()):
+        for equal in ([[0.1] * 6], [[0.1] * 6, [0.1] * 7]):
+            assert all((made == 0).all() for made in step_advantages(equal, LossConfig(), kind))
+    # Without noise within the groups, λ = 0: each reward is compared with its own group alone.
+    for made in step_advantages([[0.1] * 6, [0.7] * 6], LossConfig(), ShrinkageAdvantageConfig()):
+        assert (made == 0).all()
     with pytest.raises(ValueError, match="not finite"):
         of_group([1.0, float("nan")])
     with pytest.raises(TrainingError, match="maxrl"):

@@ -309,6 +309,12 @@ def test_changes_and_the_token_s_name_never_come_from_the_cache(service: Service
 # Numbers and durations are readable.
 
 
+def test_many_names_with_the_same_reason_are_one_line() -> None:
+    excluded = [("a", "late"), *((name, "tuned") for name in "bcd")]
+    assert formats.by_reason(excluded) == excluded
+    assert formats.by_reason([*excluded, ("e", "tuned")]) == [("a", "late"), ("b, c, d and 1 more", "tuned")]
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
@@ -333,6 +339,7 @@ def test_sizes(num_bytes: float, words: str) -> None:
 
 def test_figures() -> None:
     assert formats.percent(0.4132) == "41.3%"
+    assert [formats.share_done(share) for share in (0.0, 0.29, 0.995, 1.0)] == ["0%", "29%", "99%", "100%"]
     assert formats.count(12345.0) == "12,345"
     assert formats.count(1.5) == "1.50"
     assert formats.figure(0.00012346) == "0.0001235"

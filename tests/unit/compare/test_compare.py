@@ -18,6 +18,7 @@ from gxpo_trainer.compare.groups import common_budgets, common_grids, compare_gr
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
+from gxpo_trainer.compare.text_tables import payoff_tables, ranking_table
 from gxpo_trainer.config.rules import RULE_CHOICE, RULES
 from gxpo_trainer.errors import DataError
 
@@ -89,6 +90,65 @@ def test_costs_are_compared_where_all_runs_were_evaluated() -> None:
     short = curve(*([3 * s for s in fine][:12], list(fine)[:12], [rise[s] for s in fine][:12], list(fine)[:12]))
     (budget,) = compare_groups([groups[0], SeedGroup("GXPO", (run(short),))], "GRPO").group("GXPO").budgets[:1]
     assert (budget.axis, budget.budget, budget.over_seeds.mean) == ("steps", 18, 0.0)
+
+
+def rises(name: str, *points: Sequence[float], by: float = 0.0) -> SeedGroup:
+    """A seed for each list of passes at which it was evaluated; 0.4% a pass, and `by` more after the start."""
+    runs = []
+    for seed, passes in enumerate(points):
+        accuracy = [0.1 + 0.004 * cost + (by if cost else 0.0) for cost in passes]
+        runs.append(run(curve(passes, [cost / 60 for cost in passes], accuracy, range(len(passes))), seed))
+    return SeedGroup(name, tuple(runs))
+
+
+def test_plateaus_are_compared_at_the_passes_of_both() -> None:
+    """The same line over passes: of 18 to 30 passes GRPO was evaluated at 20 and 30, GXPO at 30 alone."""
+    grpo, gxpo = rises("GRPO", *[(0, 10, 20, 30, 40)] * 5), rises("GXPO", *[(0, 30, 60, 90, 120)] * 5)
+    made = compare_groups([grpo, gxpo], "GRPO")
+    assert made.group("GXPO").plateau.difference.mean == 0.0
+    assert made.schedule.startswith("GXPO was evaluated at other backward passes than GRPO:")
+    # A third one that shares none of them changes nothing, and has no plateau.
+    other = compare_groups([grpo, gxpo, rises("SFPO", *[(0, 7, 14, 21, 28, 35, 42)] * 5)], "GRPO")
+    assert other.group("GXPO").plateau.difference.mean == 0.0
+    assert other.group("SFPO").plateau is None
+
+
+def test_an_early_point_that_all_share_by_chance_is_no_budget() -> None:
+    """GXPO's look-ahead ends after 11, 12 and 13 steps: all seeds share 30 passes, and then none with GRPO."""
+    gated = [(0, 30, *range(first, 107, 10)) for first in (42, 44, 46)]
+    groups = [rises("GRPO", *[range(0, 101, 10)] * 3), rises("GXPO", *gated, by=0.02)]
+    made = compare_groups(groups, "GRPO")
+    assert common_budgets(groups)["backward_passes"] == (100,)
+    # At 92, 94 and 96 of 100 passes: 2 points above the line less 3.2, 2.4 and 1.6.
+    result = made.group("GXPO").at_equal_passes
+    assert (result.over_seeds.mean, result.evaluated_from) == (pytest.approx(0.02 - 0.024), 92)
+    evidence = weigh(made)
+    assert ("set evaluation.every_backward_passes alike" in evidence.sentence, evidence.conclusive) == (True, False)
+    title = "Ranking at {} backward passes, the {} (95% intervals over seeds)"
+    assert ranking_table(made).title == title.format(100, "most that all runs reached")
+    # 90 is within a tenth of 96, the last point of a run that has no evaluation at 100.
+    near = [rises("GRPO", *[range(0, 101, 10)] * 3), rises("GXPO", *[(*range(0, 91, 30), 96, 102)] * 3)]
+    assert ranking_table(compare_groups(near, "GRPO")).title == title.format(90, "last point that all runs share")
+
+
+def test_time_counts_the_passes_up_to_the_match() -> None:
+    """The gate ends three passes a step after step 20; GRPO's peak, at step 100, is reached after 42 passes."""
+    steps = (0, 14, 20, 100)
+    grpo, gxpo = (
+        SeedGroup(name, tuple(run(curve(passes, steps, accuracy, steps), seed) for seed in range(3)))
+        for name, passes, accuracy in (
+            ("GRPO", steps, (0.1, 0.2, 0.3, 0.5)),
+            ("GXPO", (0, 42, 60, 140), (0.1, 0.5, 0.5, 0.5)),
+        )
+    )
+    compared = compare_groups([grpo, gxpo], "GRPO")
+    # 100/42 in passes, 100/14 in steps; at half of each 1/(0.07 + 0.21), asynchronously 0.5/0.21.
+    for share, cells in (
+        (0.0, ("7.1× fewer", "2.4× less", "2.4× less", "3.00")),
+        (0.5, ("7.1× fewer", "3.6× less", "2.4× less", "3.00")),
+    ):
+        (table,) = payoff_tables([grpo, gxpo], compared, share)
+        assert table.rows == (("GXPO", *cells),)
 
 
 @pytest.mark.parametrize(("passes", "num"), [(10 / 3, 1), (4 / 3, 2), (10 / 3, 9), (8 / 3, 6), (13 / 3, 6), (7 / 6, 6)])
@@ -194,7 +254,7 @@ def test_a_comparison_of_two_runs_by_hand() -> None:
     assert row.match == curves.Point(0.5, 10, 30, 1.5, 1000, 3000)
     # Both were evaluated at 0 and 30 passes, where GRPO has spent 3 h and GXPO 1.5 h, and at 0, 10, 20 and 30 steps.
     assert row.speed_ups == {"steps": 2.0, "backward_passes": 1.0, "hours": 2.0, "tokens": 2.0, "token_passes": 1.0}
-    # Plateau: from 18 to 30 passes, 0.5 at two evaluations against 0.5 at one.
+    # Plateau: from 18 to 30 passes, 0.5 at 30, where both were evaluated.
     assert (row.plateau.own.mean, row.plateau.difference.mean, row.plateau.p_value) == (0.5, 0.0, None)
     # Equal budgets by default: 30 steps (.6 against .5), 30 BP (.5 against .5), 3 h (.45 against .5).
     gaps = {budget.axis: budget.over_seeds.mean for budget in row.budgets if budget.over_seeds}
@@ -326,6 +386,8 @@ def test_what_supports_no_advantage_says_what_is_missing(
     assert evidence.sentence.splitlines()[0] == f"GXPO is {verdict}"
     assert (evidence.conclusive, evidence.missing) == (False, missing)
     assert f" of {len(arrivals)} seeds reached" in evidence.sentence
+    # Where a seed did not get there, ratios of the others would be too good.
+    assert ("intervals over seeds: steps" in evidence.sentence) == (25 not in arrivals)
 
 
 def ends(name: str, *accuracies: float, passes: Sequence[float] = (0, 10), **fields: object) -> SeedGroup:
@@ -443,11 +505,14 @@ def test_the_headline_is_about_the_best_candidate_at_equal_passes_and_says_what_
         False,
     )
     assert headline(grpo, ends("GXPO", 0.5004, 0.5, 0.5))[0].startswith("GXPO is within 0.1 points of GRPO after 10")
-    # A tenth before the budget is not stated.
-    for passes, since in ((9, ""), (8, ", evaluated from 8 on")):
-        made = curve((0, passes, 20), (0.0, 1.0, 2.0), (0.2, 0.6, 0.9), (0, 10, 20))
-        text, _ = headline(grpo, SeedGroup("GXPO", tuple(run(made, seed) for seed in range(3))))
-        assert text.startswith(f"GXPO is 10.0 points above GRPO after 10 backward passes{since}; with 3")
+    # On the way to the budget the baseline may have gained what seems to be a difference.
+    inconclusive = " Inconclusive: not all were evaluated there; set evaluation.every_backward_passes alike."
+    for passes, since, rest in ((10, "", ""), (9, ", evaluated from 9 on", inconclusive)):
+        gains = [(0.2, last, 0.9) for last in (0.6, 0.61, 0.62)]
+        curves = [curve((0, passes, 20), (0.0, 1.0, 2.0), gain, (0, 10, 20)) for gain in gains]
+        text, conclusive = headline(grpo, SeedGroup("GXPO", tuple(run(one, seed) for seed, one in enumerate(curves))))
+        assert text == first.replace("passes;", f"passes{since};") + rest
+        assert conclusive == (not rest)
     # Over four problems 25, 0, 0 and 25 points: s = 14.4, ± 3.1824 · 14.4/2 = 23.0.
     scored = with_problems((0.0,) * 4, (0.75, 0.5, 1.0, 0.25)), with_problems((0.0,) * 4, (0.5, 0.5, 1.0, 0.0))
     text, conclusive = headline(*(replace(one, name=name) for one, name in zip(scored, ("GXPO", "GRPO"), strict=True)))
@@ -500,11 +565,15 @@ def test_seed_dependent_conditions_are_not_differences() -> None:
     new, old = (
         SeedGroup(name, (linear_run(0, 5, conditions=made),))
         for name, made in (
-            ("new", {"learner.sequence_parallel": "1", "learner.mini_batches": "2", "policy_sha256": "x"}),
+            (
+                "new",
+                {"learner.sequence_parallel": "1", "environment.max_turns": "4"}
+                | {"rollout.temperature": "0.7", "policy_sha256": "x"},
+            ),
             ("old", {}),
         )
     )
-    assert [one.setting for one in find_differences([new, old])] == ["learner.mini_batches", "policy_sha256"]
+    assert [one.setting for one in find_differences([new, old])] == ["policy_sha256", "rollout.temperature"]
     # Each is compared with the first, not with one another.
     three = [group("a", {0: "x", 1: "y"}), group("b", {0: "x"}), group("c", {1: "y"})]
     assert [len(find_differences(three, baseline)) for baseline in (None, "b")] == [0, 1]
@@ -535,9 +604,11 @@ def test_schedules_of_evaluation_are_told_in_one_line_and_are_no_condition() -> 
     assert not apart.differences
     assert apart.schedule == (
         "SFPO was evaluated at other backward passes than GRPO: at an equal budget the last evaluation within it "
-        "counts, and a target is reached at an evaluation of the common grid; nothing is interpolated."
+        "counts, a target is reached at an evaluation of the common grid, and plateaus are those of shared "
+        "evaluations; nothing is interpolated. To share more of them, set evaluation.every_backward_passes alike."
     )
-    assert compare_groups([grpo, group("GXPO", (0, 18, 36, 54), 6)], "GRPO").schedule == "", "the steps are the same"
+    assert "other" in compare_groups([grpo, group("GXPO", (0, 18, 36, 54), 6)], "GRPO").schedule, "passes count"
+    assert compare_groups([grpo, group("Other", (0, 6, 12, 18), 6)], "GRPO").schedule == ""
 
 
 def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:

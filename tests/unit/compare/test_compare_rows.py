@@ -16,6 +16,7 @@ from gxpo_trainer.compare.groups import (
     Reach,
     best_plateau,
     compare_groups,
+    passes_per_step,
     payoff_of,
     sweep,
     time_speed_up,
@@ -75,6 +76,13 @@ def test_an_evaluation_states_its_costs_and_the_series_the_gate() -> None:
     assert (run.gate.threshold, run.gate.shutoff_step) == (0.5, 3)
     np.testing.assert_array_equal(run.gate.z, [0.1, 0.7])
     assert run.conditions["eval.easy.samples_per_prompt"] == "16", "of the last record"
+
+
+@pytest.mark.parametrize(("mode", "tau"), [("never", 0.5), ("permanent", math.inf)])
+def test_a_gate_that_cannot_fire_has_no_threshold(mode: str, tau: float) -> None:
+    metrics = series(gate__z={2: 0.1}, gate__threshold={2: tau})
+    gate = run_curves({"config": config(gate={"mode": mode, "threshold": tau})}, [evaluation(4, 0.3)], metrics).gate
+    assert (gate.threshold, gate.z.tolist()) == (None, [0.1])
 
 
 def test_settings_are_told_apart_by_their_json() -> None:
@@ -138,6 +146,17 @@ def test_an_identity_that_states_little_still_gives_a_run() -> None:
     assert (run.gate.steps.size, run.gate.z.size, run.gate.threshold) == (0, 0, None)
     assert "rollout.max_num_seqs" in run.hardware
     assert not any(name.startswith(("learner.rule", "seed", "name")) for name in run.conditions)
+
+
+def test_what_is_tuned_with_the_rate_is_no_condition() -> None:
+    learner = config()["learner"]
+    optimizer = {**learner["optimizer"], "schedule": "linear", "warmup_steps": 3}
+    tuned = config() | {"learner": {**learner, "mini_batches": 4, "optimizer": optimizer}}
+    plain, other = (run_curves({"config": one}, [evaluation(0, 0.5)], {}).conditions for one in (config(), tuned))
+    assert plain == other
+    clipped = config() | {"learner": {**learner, "optimizer": {**optimizer, "max_grad_norm": 2.0}}}
+    conditions = run_curves({"config": clipped}, [evaluation(0, 0.5)], {}).conditions
+    assert conditions.keys() - plain.keys() == {"learner.optimizer.max_grad_norm"}
 
 
 @pytest.mark.parametrize(
@@ -236,6 +255,10 @@ def test_group_names_become_unique() -> None:
     assert labels(config(rate=1e-5), config(rate=2e-5)) == ["GXPO K=5 lr 1e-05", "GXPO K=5 lr 2e-05"]
     batches = labels(*({"learner": {"mini_batches": number}} for number in (1, 4)))
     assert batches == ["GXPO K=5 mini_batches=1", "GXPO K=5 mini_batches=4"]
+    # Tuned with the rate: in the name of other rules too.
+    tuned = {key: {"learner.mini_batches": key, "learner.optimizer.schedule": f'"{key}"'} for key in ("1", "4")}
+    names = group_labels({"1": "GRPO", "4": "GXPO K=5"}, tuned)
+    assert names["4"] == 'GXPO K=5 mini_batches=4 optimizer.schedule="4"'
     # Settings of the rule come first, wherever the config has them.
     outside = [{"batch": batch, **config(tau=tau)} for batch, tau in ((1, 1), (2, 2), (1, 2))]
     assert labels(*outside) == ["GXPO K=5 tau=1 batch=1", "GXPO K=5 tau=2 batch=2", "GXPO K=5 tau=2 batch=1"]
@@ -294,12 +317,9 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
     [(0.0, 2 / 3, 2 / 3), (0.5, 1.0, 2 / 3), (0.75, 4 / 3, 2.0), (0.9, 2 / 1.2, 2.0)],
 )
 def test_speed_up_at_a_share(share, synchronous, asynchronous) -> None:
-    steps = Interval(2.0, 1.5, 2.5, 5)
-    interval = time_speed_up(steps, 3.0, share)
-    assert interval.mean == pytest.approx(synchronous)
-    assert (interval.low, interval.high, interval.num) == (*(pytest.approx(synchronous * f) for f in (0.75, 1.25)), 5)
-    assert time_speed_up(steps, 3.0, share, asynchronous=True).mean == pytest.approx(asynchronous)
-    assert time_speed_up(Interval(2.0, None, None, 1), 3.0, share).low is None
+    # Half of the steps with three passes each.
+    assert time_speed_up(2.0, 2 / 3, share) == pytest.approx(synchronous)
+    assert time_speed_up(2.0, 2 / 3, share, asynchronous=True) == pytest.approx(asynchronous)
 
 
 def test_the_measured_share_is_the_time_of_sampling_and_verifying_over_that_of_all_steps() -> None:
@@ -313,18 +333,18 @@ def test_a_payoff_by_hand() -> None:
     epochs, grpo = by_steps("Epochs", (0.2, 0.5), 6, sampling_share=0.1), by_steps("GRPO", (0.2, 0.3, 0.5), 2)
     groups = [SeedGroup("Epochs", (epochs,)), SeedGroup("GRPO", (replace(grpo, sampling_share=0.8),))]
     comparison = compare_groups(groups, "GRPO")
-    steps, passes = payoff_of(comparison.group("Epochs"), comparison.group("GRPO"))
-    assert (steps.mean, passes) == (pytest.approx(2.0), 3.0)
-    # The same the other way round; the baseline has none against itself.
+    payoff = payoff_of(comparison.group("Epochs"), 0.8)
+    assert (payoff.mean, payoff.low) == (pytest.approx(2 / 1.4), None), "one seed has no interval"
+    # The same the other way round.
     reverse = compare_groups(groups, "Epochs")
-    assert payoff_of(reverse.group("GRPO"), reverse.group("Epochs"))[1] == pytest.approx(1 / 3)
-    assert payoff_of(comparison.group("GRPO"), comparison.group("GRPO")) is None
+    both = (comparison.group("Epochs"), reverse.group("GRPO"))
+    assert [*map(passes_per_step, both)] == pytest.approx([3, 1 / 3])
     # Nor has a group one of whose seeds does not get there.
     arriving = [SeedGroup(n, (by_steps(n, ends), by_steps(n, (0.2, 0.4), seed=1))) for n, ends in (("A", (0.2, 0.5)),)]
     fast = [SeedGroup("GRPO", tuple(by_steps("GRPO", (0.2, 0.3, 0.5), seed=seed) for seed in (0, 1)))]
     late = compare_groups([*arriving, *fast], "GRPO")
     assert late.group("A").seed_speed_ups["steps"].num == 1
-    assert payoff_of(late.group("A"), late.group("GRPO")) is None
+    assert payoff_of(late.group("A"), 0.5) is None
     table = next(table for table in all_tables(groups, comparison) if "pays" in table.title)
     assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
     # In time 2/(0.8 + 0.6), asynchronously 2 · 0.8/max(0.8, 0.6).
@@ -348,8 +368,8 @@ def test_steps_of_a_warm_start_are_no_cost(warm_steps: int) -> None:
     assert (run.curve.steps.tolist(), run.curve.accuracy[0]) == ([0, 10, 20], 0.2), "what comes before is no run yet"
     assert (run.gate.steps.tolist(), run.gate.shutoff_step) == ([3], 3)
     comparison = compare_groups(groups, "GRPO")
-    steps, passes = payoff_of(comparison.group("GXPO"), comparison.group("GRPO"))
-    assert (steps.mean, passes) == (pytest.approx(3), pytest.approx(3))
+    gxpo = comparison.group("GXPO")
+    assert (gxpo.seed_speed_ups["steps"].mean, passes_per_step(gxpo)) == (pytest.approx(3), pytest.approx(3))
 
 
 def test_a_run_that_is_still_in_its_warm_start_is_not_compared() -> None:
@@ -371,12 +391,14 @@ def test_seeds_that_end_after_different_steps_have_a_payoff(passes: tuple[int, .
 
     groups = [ends("GRPO", (90, 90, 90), 0.5), ends("GXPO", (40, 45, 50), 0.6)]
     comparison = compare_groups(groups, "GRPO")
-    gxpo, grpo = comparison.group("GXPO"), comparison.group("GRPO")
+    gxpo = comparison.group("GXPO")
     assert (gxpo.num_reached, gxpo.num_paired) == (3, 3)
     # 90/40, 90/45 and 90/50: geometric mean (2.25 · 2 · 1.8)^(1/3); 270 passes in 135 steps against 270.
-    payoff = payoff_of(gxpo, grpo)
-    assert payoff is not None
-    assert (payoff[0].mean, payoff[1]) == (pytest.approx(8.1 ** (1 / 3)), 2.0)
+    assert (gxpo.seed_speed_ups["steps"].mean, passes_per_step(gxpo)) == (pytest.approx(8.1 ** (1 / 3)), 2.0)
+    # At half: 1/(0.5/2.25 + 0.5), 1/(0.5/2 + 0.5) and 1/(0.5/1.8 + 0.5), with the logs' s = 0.0371 and t(2) = 4.303.
+    payoff = payoff_of(gxpo, 0.5)
+    assert (payoff.mean, payoff.num) == (pytest.approx((18 / 13 * 4 / 3 * 9 / 7) ** (1 / 3)), 3)
+    assert payoff.low == pytest.approx(payoff.mean * math.exp(-4.3027 * 0.0371 / 3**0.5), abs=1e-3)
     _, convergence, _, table = all_tables(groups, comparison)
     assert table.rows[0][-1] == "2.00"
     if passes == (90, 90, 90):

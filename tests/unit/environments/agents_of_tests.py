@@ -118,9 +118,8 @@ def floods(problem):
 
     while len(refused) < 30:
         open_at_a_time.acquire()
-        threading.Thread(target=one, daemon=True).start()
+        threading.Thread(target=one).start()  # waited for at the end of the process
     assert set(refused) == {429}
-    os._exit(0)
 
 
 def leaves(problem):
@@ -140,6 +139,20 @@ def leaves(problem):
     select.select([connections[1].sock], [], [])
     connections[1].close()
     ask([user("back")])
+
+
+def stops_waiting_when_told(problem):
+    """Closes the connection of its request, and hangs."""
+    import http.client
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    address = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+    connection = http.client.HTTPConnection(address.netloc)
+    key = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    connection.request("POST", address.path + "/chat/completions", json.dumps({"messages": [user("one")]}), key)
+    signal.sigwait([signal.SIGUSR1])
+    connection.close()
+    time.sleep(600)
 
 
 def named(problem):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from agents_of_tests import post
+from support.processes import episode_pids as pids
 from support.recording_server import RecordingServer, Request
 from support.walkthrough import titled
 
@@ -200,6 +201,17 @@ async def test_a_flood_and_a_lost_connection_disturb_no_other_episode(started: C
         assert [reply.answer.messages for reply in faulty[:-1]] == [message("x"), message("back")]
 
 
+async def test_an_episode_fails_whose_agent_does_not_wait_for_an_answer(started: Configured) -> None:
+    async with aclosing(EnvironmentHost(started("stops_waiting_when_told"))) as host:
+        first = await host.advance(Call("a", PROBLEM, 5))
+        os.kill(pids(host)["a"], signal.SIGUSR1)
+        while not host._episodes["a"].process._disconnected:
+            await asyncio.sleep(0.01)
+        last = await host.advance(Call("a", PROBLEM, 5, (SAID,)))
+    assert first == Reply(ChatRequest(message("one")))
+    assert last == Reply(None, "error", "the agent closed a connection before its request was answered")
+
+
 async def test_an_agent_that_is_lost_with_the_worker_is_started_and_answered_again(started: Configured) -> None:
     async with aclosing(EnvironmentHost(started("twice"))) as host:
         first = await host.advance(Call("a", PROBLEM, 5))
@@ -212,8 +224,8 @@ async def test_an_agent_that_is_lost_with_the_worker_is_started_and_answered_aga
 async def test_an_agent_that_ends_before_its_answer_is_not_started_again(started: Configured) -> None:
     async with aclosing(EnvironmentHost(started("ends_when_told"))) as host:
         await host.advance(Call("a", PROBLEM, 5))
-        os.kill(host.pids()["a"], signal.SIGUSR1)
-        while host.pids():
+        os.kill(pids(host)["a"], signal.SIGUSR1)
+        while pids(host):
             await asyncio.sleep(0.01)
         last = await host.advance(Call("a", PROBLEM, 5, (SAID,)))
     assert last == Reply(None, "error", "the agent ended with exit code 3")

@@ -8,14 +8,17 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
+from support.processes import episode_pids as pids
 
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
 from gxpo_trainer.environments.contract import MAX_TEXT, Call, Reply
 from gxpo_trainer.environments.host import EnvironmentHost, check_environment
+from gxpo_trainer.environments.processes import EpisodeDied
 from gxpo_trainer.errors import ConfigError, TrainingError
 
 pytestmark = pytest.mark.anyio
@@ -42,19 +45,19 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
     async with aclosing(EnvironmentHost(configured())) as host:
         assert await host.advance(call()) == Reply(FIRST)
         assert await host.advance(call(episode="b")) == Reply(FIRST)
-        pids = dict(host.pids())
+        begun = pids(host)
         assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
         assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
         assert await host.advance(call("z", episode="b")) == Reply(Turn("turn 1: z"))
-        assert host.pids() == pids
-        assert len(set(pids.values())) == 2
+        assert pids(host) == begun
+        assert len(set(begun.values())) == 2
         host.end("a")
         host.end("a")
         host.end("unknown")
-        await until(lambda: not psutil.pid_exists(pids["a"]))
+        await until(lambda: not psutil.pid_exists(begun["a"]))
         assert await host.advance(call("z", "done", episode="b")) == Reply(Turn("over", 0.5, True))
-        await until(lambda: not psutil.pid_exists(pids["b"]))
-        assert host.pids() == {}
+        await until(lambda: not psutil.pid_exists(begun["b"]))
+        assert pids(host) == {}
 
 
 async def test_a_repeated_call_gets_the_same_answer_without_another_step(configured: Configured) -> None:
@@ -70,11 +73,11 @@ async def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[
     """Reply to each action, given in episodes of its own at the same time, next to an episode that none disturbs."""
     async with aclosing(EnvironmentHost(config)) as host:
         await host.advance(call(episode="undisturbed"))
-        pid = host.pids()["undisturbed"]
+        pid = pids(host)["undisturbed"]
         replies = await asyncio.gather(*(host.advance(call("x", name, episode=name)) for name in actions))
         assert await host.advance(call("x", episode="undisturbed")) == Reply(Turn("turn 1: x"))
-        assert host.pids() == {"undisturbed": pid} | {
-            name: host.pids()[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
+        assert pids(host) == {"undisturbed": pid} | {
+            name: pids(host)[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
         }
         return replies
 
@@ -148,18 +151,18 @@ async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(
     async with aclosing(EnvironmentHost(configured(deadline_s=60.0))) as host:
         await host.advance(call("x"))
         for _ in range(3):  # between two calls a death does not count
-            lost = host.pids()["a"]
+            lost = pids(host)["a"]
             os.kill(lost, signal.SIGKILL)
-            await until(lambda: not host.pids())
+            await until(lambda: not pids(host))
             assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-            assert host.pids()["a"] != lost
+            assert pids(host)["a"] != lost
 
         waiting = asyncio.create_task(host.advance(call("x", "y", "stop")))
         await until(lambda: stopped(host) == ["a"])
-        first = host.pids()["a"]
+        first = pids(host)["a"]
         os.kill(first, signal.SIGKILL)
-        await until(lambda: host.pids().get("a", first) != first and stopped(host) == ["a"])
-        os.kill(host.pids()["a"], signal.SIGCONT)
+        await until(lambda: pids(host).get("a", first) != first and stopped(host) == ["a"])
+        os.kill(pids(host)["a"], signal.SIGCONT)
         assert await waiting == Reply(Turn("continued"))
 
 
@@ -170,13 +173,13 @@ async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configur
             await host.advance(call("x", episode=episode))
         calls = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
         await until(lambda: stopped(host) == others)
-        before = [host.pids()[name] for name in others]
+        before = [pids(host)[name] for name in others]
         worker = host._worker
         killed = await host.advance(call("x", "kill_parent", episode="killer"))
         assert killed.failure == "error"
-        await until(lambda: not set(before) & set(host.pids().values()) and set(others) == set(stopped(host)))
+        await until(lambda: not set(before) & set(pids(host).values()) and set(others) == set(stopped(host)))
         for name in others:
-            os.kill(host.pids()[name], signal.SIGCONT)
+            os.kill(pids(host)[name], signal.SIGCONT)
         assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
         assert await host.advance(call("x", "y", episode="new")) == Reply(Turn("turn 2: y"))
         assert host._worker is not worker
@@ -203,7 +206,7 @@ async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) 
 
 def stopped(host: EnvironmentHost) -> list[str]:
     """Episodes that have stopped themselves."""
-    return [name for name, pid in host.pids().items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
+    return [name for name, pid in pids(host).items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
 
 
 async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
@@ -211,19 +214,19 @@ async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
         names = ["a", "b", "c"]
         calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
         await until(lambda: stopped(host) == ["a", "b"])
-        assert set(host.pids()) == {"a", "b"}  # "c" waits for one of them
-        os.kill(host.pids()["a"], signal.SIGCONT)
+        assert set(pids(host)) == {"a", "b"}  # "c" waits for one of them
+        os.kill(pids(host)["a"], signal.SIGCONT)
         assert await calls[0] == Reply(Turn("continued"))
         await until(lambda: stopped(host) == ["b", "c"])
         for name in ("b", "c"):
-            os.kill(host.pids()[name], signal.SIGCONT)
+            os.kill(pids(host)[name], signal.SIGCONT)
         assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
 
 
 async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -> None:
     async with aclosing(EnvironmentHost(configured())) as host:
         await host.advance(call("x"))
-        process = psutil.Process(host.pids()["a"])
+        process = psutil.Process(pids(host)["a"])
         host.free_idle(3600.0)
         assert process.is_running()
         host.free_idle(0.0)
@@ -235,7 +238,7 @@ async def test_an_episode_without_its_process_is_held_to_its_earlier_answers(con
     async with aclosing(EnvironmentHost(configured("Forgetful"))) as host:
         assert (await host.advance(call())).failure is None
         host.free_idle(0.0)
-        assert host.pids() == {}
+        assert pids(host) == {}
         reply = await host.advance(call())
         assert (reply.answer, reply.failure) == (None, "error")
         assert "gave another answer when the episode was played again after its process was lost" in reply.detail
@@ -249,16 +252,48 @@ async def test_an_episode_is_idle_from_its_last_answer_on(
     async with aclosing(EnvironmentHost(configured(), idle_s=100.0)) as host:
         waiting = asyncio.create_task(host.advance(call("stop")))
         await until(lambda: stopped(host) == ["a"])
-        pid = host.pids()["a"]
+        pid = pids(host)["a"]
         now[0] = 1000.0
         os.kill(pid, signal.SIGCONT)
         assert await waiting == Reply(Turn("continued"))
         now[0] = 1099.0
         await host.advance(call(episode="b"))
-        assert host.pids()["a"] == pid
+        assert pids(host)["a"] == pid
         now[0] = 1100.0
         await host.advance(call("x", episode="b"))
-        assert set(host.pids()) == {"b"}
+        assert set(pids(host)) == {"b"}
+
+
+async def test_the_episodes_of_a_lost_engine_end(configured: Configured) -> None:
+    async with aclosing(EnvironmentHost(configured())) as host:
+        for name in ("0.1/a", "0.1/b", "0.10/c", "1.1/d"):
+            await host.advance(call(episode=name))
+        host.end_all("0.1/")
+        assert sorted(pids(host)) == ["0.10/c", "1.1/d"]
+
+
+async def test_a_machine_without_a_free_process_costs_the_episode(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = BlockingIOError(11, "Resource temporarily unavailable")
+    detail = "faulty_environments:Counter.reset: the process cannot be started: "
+    async with aclosing(EnvironmentHost(configured())) as host:
+        with monkeypatch.context() as patch:
+            patch.setattr("gxpo_trainer.environments.processes.subprocess.Popen", Mock(side_effect=full))
+            reply = await host.advance(call(episode="no worker"))
+            assert reply == Reply(None, "error", f"{detail}{full}, 2 times in this call")
+        assert await host.advance(call()) == Reply(FIRST)
+        with monkeypatch.context() as patch:
+            patch.setattr("gxpo_trainer.environments.processes.socket.socketpair", Mock(side_effect=full))
+            reply = await host.advance(call(episode="no socket"))
+            assert reply == Reply(None, "error", f"{detail}{full}, 2 times in this call")
+        with monkeypatch.context() as patch:
+            died = EpisodeDied("cannot be started: no process")
+            patch.setattr("gxpo_trainer.environments.processes.WorkerProcess.start_episode", Mock(side_effect=died))
+            reply = await host.advance(call(episode="no fork"))
+            assert reply == Reply(None, "error", f"{detail}no process, 2 times in this call")
+        await until(lambda: not any(worker.alive for worker in host._private))
+        assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
 
 
 async def test_a_worker_that_cannot_start_ends_the_run(configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +403,53 @@ def test_the_command_answers_the_requests_of_a_run() -> None:
     assert url.startswith("http://127.0.0.1:")
     assert [answer.value for answer in answers] == [1.0, 0.5, 0.0, None, None]
     assert {answer.detail for answer in answers[3:]} == {"reward judge: was answered with HTTP 400"}
+
+
+STAND_IN = """
+import sys
+from types import SimpleNamespace
+from gxpo_trainer.grading.sandbox import serve
+
+def grade(body):
+    print("runs", body["response"], flush=True)
+    if body["response"] == "slow":
+        sys.stdin.readline()
+    return {"reward": 1.0}
+
+serve(SimpleNamespace(grade=grade), "127.0.0.1", 0, 1)
+"""
+
+
+def test_the_code_of_a_client_that_has_left_is_not_run() -> None:
+    """The third request waits for the first, not for the second."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", STAND_IN], **pipes) as process:
+        try:
+            address = process.stdout.readline().split()[-1].removeprefix("http://").rstrip("/")
+            slow, gone, live, ready = (HTTPConnection(address, timeout=PATIENCE_S) for _ in range(4))
+
+            def is_handled() -> None:
+                """What was sent before."""
+                for _ in range(3):
+                    ready.request("GET", "/")
+                    assert json.load(ready.getresponse()) == {"ready": True}
+
+            def send(connection: HTTPConnection, response: str) -> None:
+                body = json.dumps({"response": response})
+                connection.request("POST", "/", body, {"Content-Type": "application/json"})
+                is_handled()
+
+            send(slow, "slow")
+            assert process.stdout.readline() == "runs slow\n"
+            send(gone, "gone")
+            gone.close()
+            send(live, "live")
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert [json.load(connection.getresponse()) for connection in (slow, live)] == [{"reward": 1.0}] * 2
+            assert process.stdout.readline() == "runs live\n"
+        finally:
+            process.kill()
 
 
 def refusal(*command: str, **environment: str) -> str:

@@ -8,8 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -170,6 +173,36 @@ subprocess.Popen("sleep 60; echo stayed", shell=True, stdout=open(FOLDER + "/bus
         future = pool.submit([("1", stays), ("1", reads)])
         assert (faulty / "busy").read_text() == "", "both ends are closed when the process has been killed"
         assert statuses(future.result())[1] == "correct"
+
+
+def test_memory_that_an_answer_used_up_costs_the_next_one_no_try(faulty: Path) -> None:
+    dies_once = """
+if not os.path.exists(FOLDER + "/died"):
+    open(FOLDER + "/died", "w").close()
+    os.kill(os.getpid(), 9)
+"""
+    with VerifierPool(workers=1, deadline_s=60.0, memory_mb=1024) as pool:
+        verdicts = pool.submit([("1", "bytearray(1 << 40)"), ("2", dies_once)]).result()
+    assert statuses(verdicts) == ["error", "correct"]
+    assert (faulty / "died").exists()
+
+
+@pytest.mark.parametrize("failures", [59, 60])
+def test_a_machine_without_a_free_process_is_asked_again(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, errors = subprocess.Popen, [BlockingIOError(11, "Resource temporarily unavailable")] * failures
+
+    def popen(*arguments: Any, **named: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return start(*arguments, **named)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    waits = list[float]()
+    monkeypatch.setattr(time, "sleep", waits.append)
+    expected = nullcontext() if failures < 60 else pytest.raises(VerifierFailed, match=r"temporarily unavailable")
+    with VerifierPool(workers=1, deadline_s=60.0) as pool, expected:
+        assert statuses(pool.submit([("1", "1")]).result()) == ["correct"]
+    assert waits == [1.0] * 59
 
 
 def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,8 @@ def test_supervised_loss_and_gradient_are_those_of_transformers(layout: Layout) 
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert relative_difference(gradient_vector(policy), gradient_vector(plain)) < 1e-6
     metrics = finish_statistics(parts or {})
-    assert metrics.keys() == {"loss", "entropy"}, "no ratio, no sampler to differ from"
+    assert metrics.keys() == {"loss", "entropy", "cross_entropy"}, "no ratio, no sampler to differ from"
+    assert metrics["cross_entropy"] == pytest.approx(expected.item(), rel=1e-6)
 
 
 def plain_results(model: nn.Module, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

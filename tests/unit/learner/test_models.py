@@ -176,9 +176,9 @@ def test_a_resumed_run_keeps_its_commits_when_the_branch_moves(
         other = RunConfig.model_validate({**body, part: {**body[part], "revision": OLD}})
         with pytest.raises(CheckpointError, match=rf"with {part}\.revision = '{NEW}', this run has '{OLD}'; resume"):
             prepare(other, out, resume=True)
-    # A run without a checkpoint starts from the beginning, with the commit of now.
+    # Without a checkpoint it starts from the beginning, with the same commit.
     shutil.rmtree(out / "checkpoints")
-    assert prepare(config, out, continue_run=True).config.model.revision == OLD
+    assert prepare(config, out, continue_run=True).config.model.revision == NEW
 
 
 def taught_by(path: Path | str) -> RunConfig:

@@ -88,6 +88,19 @@ def test_each_rules_buffers_are_those_that_it_holds(rule: RuleSettings, optimize
     assert (held.count() if held else int(getattr(subject, "_theta0", None) is not None)) == buffers
 
 
+@pytest.mark.parametrize(
+    ("rule", "optimizer", "copies"), [(SfpoRule(), "adamw", 3), (GxpoRule(), "sgd", 1), (GrpoRule(), "adamw", 0)]
+)
+def test_a_trajectory_copies_parameters_and_moments_of_a_rule_that_looks_ahead(
+    rule: RuleSettings, optimizer: str, copies: int
+) -> None:
+    inputs = small(rule=rule, optimizer=OptimizerConfig(name=optimizer))
+    for every in (0, 10):
+        diagnosed = inputs.updated(diagnostics={"trajectory_every": every})
+        counted = learner_parts(diagnosed, EXACT, workload_of(diagnosed, EXACT))
+        assert counted.get("diagnostics", 0) == (copies * 4 * 724 if every else 0)
+
+
 def test_a_reference_is_partitioned_at_stage_3_and_else_on_a_gpu_only_during_its_pass() -> None:
     kl = LossConfig(kl_beta=0.1)
     assert parts(loss=kl, zero_stage=3)["reference"] == 2 * 724

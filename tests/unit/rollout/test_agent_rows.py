@@ -220,6 +220,27 @@ def test_a_request_whose_tool_calls_no_parser_could_read_is_refused() -> None:
     assert [json.loads(action) for action in calls[-1].actions] == [{"error": error, "code": "invalid_value"}]
 
 
+def test_an_agent_that_dies_because_its_first_request_is_too_long_is_truncated() -> None:
+    replies = [Reply(ChatRequest(({"role": "user", "content": "x " * 500},))), Reply(None, "error", "exit code 1")]
+
+    def advance(call: Call) -> Future[Reply]:
+        future: Future[Reply] = Future()
+        future.set_result(replies[len(call.actions)])
+        return future
+
+    intake, environments = Intake(), SimpleNamespace(advance=advance, end=lambda _: None)
+    engine = SimpleNamespace(current_weights=SimpleNamespace(version=3))
+    parts: Any = engine, TOKENIZERS["chatml"], SamplingSettings(8), 400
+    config = AgentConfig(command=("agent",))
+    conversations = AgentConversations(*parts, environments=environments, config=config, intake=intake)
+    start = EpisodeStart(Problem("p", "x", "", {}), 0)
+    conversations.begin(0, SampleRequest(Prompt("p", "x", ""), np.zeros(1, np.int32), 1, None, episode=start))
+    while not (complete := conversations.proceed()):
+        intake.run_calls(wait=False)
+    ((_, group),) = complete
+    assert [(sample.truncated, sample.num_sampled) for sample in group.samples] == [(True, 0)]
+
+
 def played(*replies: Reply, cut: bool = False, room: bool = True) -> AgentConversation:
     conversation = AgentConversation(2)
     for reply in replies:

@@ -120,14 +120,35 @@ def test_progress_of_others_does_not_hide_a_start_that_hangs(monkeypatch: pytest
     assert machine.engines.all[0].restarts == 0
 
 
-def test_a_stall_of_the_learner_is_its_own_while_an_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("phase", "other"), [("updating", "checkpointing"), ("checkpointing", "updating")])
+def test_a_stall_of_the_learner_is_its_own_while_an_engine_starts(
+    monkeypatch: pytest.MonkeyPatch, phase: Phase, other: Phase
+) -> None:
     machine = Machine(monkeypatch, 1)
     lost = machine.lose(0)
-    machine.watch.timeouts = TimeoutsConfig(setup_s=SETUP_S, updating_s=50.0)
-    machine.answers = iter([(60.0, [])])
-    with pytest.raises(Stalled, match=r"updating_s = 50"):
-        machine.collection._wait_for_one(["update"], {lost.status: lost})
+    machine.watch.timeouts = TimeoutsConfig(setup_s=SETUP_S, **{f"{phase}_s": 50.0, f"{other}_s": 10.0})
+    machine.answers = iter([(40.0, ["call"]), (60.0, [])])
+    assert machine.collection.advance(["call"], phase) == ["call"]
+    with pytest.raises(Stalled, match=rf"{phase}_s = 50"):
+        machine.collection.advance(["call"], phase)
     assert lost.restarts == 1
+
+
+def test_an_evaluation_has_its_own_time_out_next_to_batches_that_are_finished_or_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch, 1)
+    training = SampleRequest(Prompt("a", "", ""), np.zeros(1, np.int32), 256)
+    finished, _ = machine.collection.add([training, training])
+    (evaluation,) = machine.collection.add([replace(training, rewards=False)], first=True)
+    machine.give_work(0)
+    dispatcher = machine.collection._dispatcher
+    dispatcher.open[0], dispatcher.finished = {evaluation}, {finished}
+    machine.wait(1.0, ["stream 0"])
+    assert machine.watch.phase == "evaluating"
+    dispatcher.open[0].add(1)
+    machine.wait(1.0, ["stream 0"])
+    assert machine.watch.phase == "sampling"
 
 
 @pytest.mark.parametrize(("busy_s", "idle"), [(4.0, 0.6), (12.0, 0.0)])
@@ -168,24 +189,27 @@ def test_groups_that_finish_together_are_scored_each_as_its_request_says(monkeyp
     assert submit.call_args.args[0].rewards == [True, False]
 
 
-LOST = ray.exceptions.ObjectLostError("00" * 28, None, "")
-
-
-def test_an_answer_lost_with_its_node_restarts_the_engine_and_its_requests_wait(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "lost", [ray.exceptions.ObjectLostError("00" * 28, None, ""), ray.exceptions.OutOfMemoryError("low on memory")]
+)
+def test_an_answer_lost_with_its_node_or_for_memory_restarts_the_engine_and_its_requests_wait(
+    monkeypatch: pytest.MonkeyPatch, lost: Exception
 ) -> None:
     machine = Machine(monkeypatch, 1)
+    machine.engines._environments = environments = Mock()
     engine, collection = machine.engines.all[0], machine.collection
     machine.give_work(0)
     item = iter(["lost"])
     collection._streams = {item: collection._streams.pop("stream 0")}
-    monkeypatch.setattr("gxpo_trainer.rollout.pool.result_of", Mock(side_effect=LOST))
+    monkeypatch.setattr("gxpo_trainer.rollout.pool.result_of", Mock(side_effect=lost))
     collection._receive(item)
     assert (engine.restarts, collection._streams, [*collection._dispatcher._waiting]) == (1, {}, [0])
-    machine.engines.placement.group.get = Mock(side_effect=LOST)  # type: ignore[method-assign]
+    machine.engines.placement.group.get = Mock(side_effect=lost)  # type: ignore[method-assign]
     assert machine.engines.results([(engine, "scores")]) == []
     assert not machine.engines.settle(engine)
     assert engine.restarts == 3
+    # Its episodes end with it; those of the next start have other names.
+    assert [call.args for call in environments.end_all.call_args_list] == [("0.1/",), ("0.2/",), ("0.3/",)]
 
 
 @pytest.mark.parametrize(("adapters", "expected"), [(False, [0, 1]), (True, [1])])

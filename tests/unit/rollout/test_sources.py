@@ -5,13 +5,14 @@ The engines are a stand-in that finishes one request a wait.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gxpo_trainer.algo.batch import StepBatch
+from gxpo_trainer.algo.batch import StepBatch, make_batch, mini_batches
 from gxpo_trainer.config import RunConfig, TimeoutsConfig, WarmStartConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.environments.contract import Problem
@@ -63,7 +64,8 @@ class StandInCollection:
     def resting(self) -> bool:
         return not self.waiting
 
-    def advance(self, calls: Any = ()) -> list[Any]:
+    def advance(self, calls: Any = (), phase: str = "updating") -> list[Any]:
+        self.phase = phase
         self.sampled_by[self.waiting.pop(0)] = self.pool.version
         return list(calls)
 
@@ -188,6 +190,34 @@ def test_a_resumed_run_samples_the_prompts_that_were_under_way() -> None:
     assert drawn[0] == drawn[1]
 
 
+def test_a_run_that_ends_drops_what_is_under_way_and_a_resumed_one_samples_it() -> None:
+    settings = config(async_depth=2, deterministic=True)
+    rollouts, _ = make(settings)
+    train(rollouts, 1, 3, served=1)
+    state, dropped = rollouts.state_dict(), rollouts._open()
+    assert [*state["planned"]] == ["4"]
+    rollouts.finish()
+    assert dropped.aborted  # type: ignore[attr-defined]
+    assert rollouts.state_dict() == state
+    request = rollouts._planner.requests([50], -1)
+    rollouts.collect(request, rollouts._planner.sampling, 3)
+    assert rollouts._open().requests == [replace(request[0], sampling=rollouts._planner.sampling)]  # type: ignore[attr-defined]
+    assert rollouts.state_dict() == state
+    rollouts.discard()  # the learner died in the evaluation, and the checkpoint is older
+    rollouts.load_state_dict(state)
+    rollouts.sync(3)
+    assert len(rollouts.batch(4).groups) == PROMPTS
+
+
+def test_the_learners_phase_is_that_of_its_wait_and_batches_that_overlap_have_no_rate() -> None:
+    rollouts, _ = make(config())
+    rollouts.sync(0)
+    rollouts.serve(["save"], "checkpointing")
+    assert rollouts._open().phase == "checkpointing"  # type: ignore[attr-defined]
+    result = StepResult({}, 1, 0, 0.0, 0.0, True, None, 1.0, 0.0, 0)
+    assert "rollout/tokens_per_s" not in rollout_metrics(rollouts.batch(1), result, version=0, total=0)
+
+
 def test_recovery_drops_what_lost_weights_have_sampled() -> None:
     rollouts, _ = make(config())
     train(rollouts, 1, 2, served=9)
@@ -228,7 +258,7 @@ def test_a_learner_that_stalls_is_noticed_although_the_engines_make_progress(mon
     now = [0.0]
     pool.group.watch = watch = ProgressWatch(TimeoutsConfig(updating_s=60.0), lambda: now[0])
 
-    def sampled(calls: Any) -> list[Any]:
+    def sampled(calls: Any, phase: str) -> list[Any]:
         now[0] += 25.0
         watch.progressed()
         return []
@@ -282,6 +312,25 @@ def planner(**parts: Any) -> RolloutPlanner:
 
 
 CALCULATOR = {"environment": {"name": "calculator"}}
+
+
+def test_every_mini_batch_gets_its_share_of_the_groups_with_a_signal() -> None:
+    """Four of 28 groups have one; twelve without fill the batch, and no mini-batch consists of them alone."""
+    loss = {"zero_variance": "resample", "resample_limit": 1}
+    made = planner(rollout={"prompts_per_step": 16}, learner={"loss": loss, "mini_batches": 4})
+    signal = iter([True] * 4 + [False] * 24)
+
+    def collect(requests: Any) -> Collected:
+        groups = [StandInCollection.group(request, 0) for request in requests]
+        flat = (Verdict("wrong", "2", 0.0),) * 2
+        groups = [scored if next(signal) else replace(scored, verdicts=flat) for scored in groups]
+        return Collected(groups, 0.0, 0.0, 4.0, 3.0, 1)
+
+    rollouts = made.complete(collect(made.requests([0, 1, 2, 3] * 4, 1)), 1, collect)
+    batch, _ = make_batch(rollouts.groups, made.config.learner.loss, 48)
+    # Two responses of three tokens a group.
+    assert [part.scale.num_tokens for part in mini_batches(batch, 4)] == [6, 6, 6, 6]
+    assert [scored.group.prompt.id for scored in rollouts.groups[1::4]] == ["0", "1", "2", "3"], "in their order"
 
 
 def test_an_episode_begins_with_the_problem_in_the_runs_template() -> None:

@@ -91,6 +91,7 @@ class Echo:
         self.ended = 0
 
     def advance(self, call: Call) -> Future[Reply]:
+        assert call.episode.startswith("0.1/"), "its engine's"
         self.histories.append(call.actions)
         number = len(call.actions)
         reply = None if number else next(self.first)
@@ -113,7 +114,7 @@ def begun(
     engine, intake = ScriptedEngine(tokenizer, turns), Intake()
     environment = EnvironmentConfig(name="calculator", max_turns=5, max_observation_tokens=20)
     parts = engine, tokenizer, SamplingSettings(160), 400
-    conversations = Conversations(*parts, environments=echo, config=environment, intake=intake)
+    conversations = Conversations(*parts, environments=echo, config=environment, intake=intake, name="0.1/")
     start = EpisodeStart(Problem("p", "6*7?", "42", {}), 0, limit)
     conversations.begin(0, SampleRequest(Prompt("p", "6*7?", "42"), np.zeros(1, np.int32), samples, 5, episode=start))
     return conversations, engine, intake

@@ -289,9 +289,13 @@ def test_a_run_stops_when_a_server_fails_too_often_and_a_step_costs_the_sum_over
     assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 5)]) is None
 
 
-def test_verdicts_that_were_lost_with_their_node_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "lost", [ray.exceptions.ObjectLostError("00" * 28, None, ""), ray.exceptions.OutOfMemoryError("low on memory")]
+)
+def test_verdicts_that_were_lost_with_their_node_or_for_memory_are_computed_again(
+    lost: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gxpo_trainer.rollout.verification.ray.kill", Mock())
-    lost = ray.exceptions.ObjectLostError("00" * 28, None, "")
     group = SimpleNamespace(get=Mock(side_effect=[None, lost, None, ["verdicts"]]), back_off=Mock())
     events: list[str] = []
     handle = VerifierHandle(

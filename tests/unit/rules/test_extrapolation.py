@@ -188,7 +188,7 @@ def test_the_k_real_steps_of_sfpo_are_their_own_trajectory() -> None:
     [(GxpoRule(k=4, gate=NEVER), 6), (SfpoRule(k=4, gate=NEVER), 6), (SfpoRule(k=4), 0), (GrpoRule(), 0)],
 )
 def test_every_rule_that_looks_ahead_is_diagnosed_until_its_gate_has_fired(settings: Any, passes: int) -> None:
-    rank = LearnerRank(RunConfig.model_validate({"diagnostics": {"noise_floor": True}}), 0, 1)
+    rank = LearnerRank(RunConfig.model_validate({"diagnostics": {"trajectory_every": 1, "noise_floor": True}}), 0, 1)
     rank.learner = RankLearner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
     rank.rule = make_rule(settings)
     if isinstance(settings, SfpoRule) and not passes:
@@ -203,7 +203,7 @@ def test_the_trajectory_of_the_first_step_after_a_warm_start_is_without_its_mome
     """SFPO takes the K steps of the trajectory itself, so that nothing lies between them."""
     rank = LearnerRank(RunConfig(), 0, 1)
     rank.learner = RankLearner(START, quadratic(CURVATURE), lr=0.1, momentum=0.9)  # type: ignore[assignment]
-    rank.rule, rank._plain_rule = make_rule(SfpoRule(k=3, gate=NEVER)), make_rule(GrpoRule())
+    rank.rule = make_rule(SfpoRule(k=3, gate=NEVER))
     rank.train_step([None], 0.1, diagnose=False, stage="warm_start")  # type: ignore[list-item]
     result = rank.train_step([None], 0.1, diagnose=True, stage="first")  # type: ignore[list-item]
     assert result.metrics["gxpo/theta_k_error"] == pytest.approx(0.0, abs=1e-7)

@@ -86,7 +86,6 @@ def test_a_warm_start_leaves_no_trace_in_the_rule_and_the_next_step_starts_from_
     resets: list[int] = []
     learner.reset_optimizer = lambda: resets.append(1)
     rank = rank_with(GXPO(GxpoRule(k=5)), learner)
-    rank._plain_rule = GRPO()
     before = rank.rule.state_dict()
     supervised = rank.train_step([None], 0.01, diagnose=False, stage="warm_start")  # type: ignore[list-item]
     assert (supervised.backward_passes, rank.rule.state_dict(), resets) == (1, before, [])

@@ -90,7 +90,9 @@ def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[in
     assert [strategy.placement_group_bundle_index for strategy in ranks] == learner
     samplers = [decided.sampler_options(index)["scheduling_strategy"] for index in range(2)]
     assert [strategy.placement_group_bundle_index for strategy in samplers] == engines
-    assert decided.verifier_options()["scheduling_strategy"].placement_group_bundle_index == engines[0]
+    verifier = decided.verifier_options()
+    assert verifier["scheduling_strategy"].placement_group_bundle_index == engines[0]
+    assert verifier["max_concurrency"] == 10_000, "Ray limits no requests of components over HTTP"
 
 
 @pytest.mark.parametrize(

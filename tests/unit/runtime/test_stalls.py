@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from gxpo_trainer.config import TimeoutsConfig
-from gxpo_trainer.errors import Interrupted, Stalled
+from gxpo_trainer.errors import Interrupted, Stalled, TrainingError
 from gxpo_trainer.runtime import ray_session as module
+from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
 from gxpo_trainer.runtime.ray_session import TracedProcess, end_stalled, stacks
 
@@ -123,6 +124,27 @@ def test_an_interrupt_ends_the_waits_that_leave_the_learner_as_it_is() -> None:
             watched.begin("setup")
     watched.begin("sampling")  # asynchronous sampling while the learner updates
     watched.check()
+
+
+def test_a_long_wait_for_a_lost_node_is_no_stall_and_can_be_interrupted() -> None:
+    clock, terminated, idle = SimpleNamespace(now=0.0), [False], list[float]()
+    limits = TimeoutsConfig(sampling_s=60.0)
+    watched = ProgressWatch(limits, lambda: clock.now, interrupted=lambda: terminated[0])
+
+    def wait(timeout_seconds: int) -> bool:
+        clock.now += timeout_seconds
+        idle.append(watched.idle_s)  # what the watchdog sees
+        return False
+
+    group = RunPlacementGroup(SimpleNamespace(wait=wait), wait_s=3605.0, watch=watched)
+    watched.begin("sampling")
+    with pytest.raises(TrainingError, match=r"within 3605 s \(placement\.wait_s\)"):
+        group._await_rescheduling()
+    assert (clock.now, max(idle), watched.idle_s) == (3605.0, 10.0, 0.0)
+    terminated[0] = True
+    with watched.abandonable(), pytest.raises(Interrupted):
+        group._await_rescheduling()
+    assert clock.now == 3615.0
 
 
 # Stacks of a process that hangs, by a real one.

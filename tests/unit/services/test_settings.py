@@ -140,6 +140,24 @@ def test_faults_of_settings_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -
     assert str(caught.value).splitlines()[1:] == told
 
 
+@pytest.mark.parametrize(
+    ("given", "faults"),
+    [
+        ({"tick_s": 30}, ["  GXPO_LEASE_S: is 30 and must be at least 3 times GXPO_TICK_S = 30"]),
+        ({"tick_s": 31, "lease_s": 100}, ["  GXPO_HEARTBEAT_S: is 120 and must be at least 4 times GXPO_TICK_S = 31"]),
+        ({"tick_s": 30, "lease_s": 90}, []),
+    ],
+)
+def test_rounds_are_a_small_part_of_the_time_outs(given: dict[str, float], faults: list[str]) -> None:
+    """Between rounds that are further apart, time would not count."""
+    try:
+        read_settings(**given)
+        found = []
+    except ConfigError as error:
+        found = str(error).splitlines()[1:]
+    assert found == faults
+
+
 # Where a home's Ray lies and who may read its token; ports.
 
 

@@ -88,6 +88,13 @@ def test_an_arm_with_a_run_that_diverged_before_the_plateau_is_told_as_such() ->
         assert one.adjusted == pytest.approx((1 if tested else 2) * one.p_value)
 
 
+def test_an_arm_that_was_never_evaluated_where_the_baseline_was_is_named() -> None:
+    text = compose(data({"grpo": curve(range(0, 61, 2), 1, 0.01), "gxpo": curve([0, *range(1, 60, 2)], 1, 0.011)}))
+    assert "- Never evaluated after as many passes as GRPO in the plateau: GXPO." in text
+    assert "plateau not compared" in text
+    assert "Without a plateau" not in text
+
+
 def test_a_baseline_without_a_plateau_is_named_instead_of_the_other_arms() -> None:
     made = data({"grpo": curve(range(0, 61, 2), 1, 0.01), "gxpo": curve(range(0, 61, 2), 2, 0.011)})
     key = RunKey("report", "grpo", 1e-5, 1)

@@ -351,7 +351,7 @@ def test_arms_may_differ_in_all_settings_of_a_loss_that_one_of_them_names(tmp_pa
     folder = tmp_path / next(iter(curves)).folder
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"config": {}}))
-    assert study_data._conditions(both, tmp_path, list(curves), curves)["unequal"] == ["model.path"]
+    assert study_data._conditions(both, tmp_path, list(curves), curves, {})["unequal"] == ["model.path"]
 
 
 def test_a_search_of_a_small_space_tries_all_of_it_and_an_arm_may_have_settings_of_its_own() -> None:
@@ -466,7 +466,11 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
         for key, end in ends.items()
     }
     registered = study(compare_at=[6]).model_dump(mode="json")
-    conditions = {"registered": registered, "unequal": ["model.path"], "parts": [{"code": "old", "hardware": None}]}
+    recorded = {"policy_sha256": "a", "packages": {"torch": "2.1", "idle": "1"}, "data_sha256": {"word_problems": "a"}}
+    # Generated problems depend on the seed. The first versions kept less of a part.
+    recorded["data_sha256"]["training/word_problems"] = "of seed 7"
+    conditions = {**recorded, "registered": registered, "unequal": ["model.path"]}
+    conditions["parts"] = [{"code": "old", "hardware": None}]
     study_data.write(StudyData(study(), conditions, rows, curves), there)
     problem_ids = study_data.read(there).curves[keys[0]].curve.problem_ids
     assert main(["study", "status", *command]) == 0
@@ -482,10 +486,9 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
     assert not (here / REGISTERED).exists(), "the first machine registered the study"
 
     for file in here.glob("*/*/*.toml"):
-        folder, identity = (
-            Path(str(file).removesuffix(".toml")),
-            run_identity(load_run(file)) | {"code": {"sha256": "new"}},
-        )
+        folder, identity = Path(str(file).removesuffix(".toml")), run_identity(load_run(file))
+        identity |= {"code": {"sha256": "new"}, "packages": {"torch": "2.2", "idle": "2"}, "policy_sha256": "b"}
+        identity["data_sha256"] = {"word_problems": "b", "training/word_problems": "of seed 0"}
         (folder / "run.json").write_text(json.dumps(identity))
         write_lines(folder / "evaluations.jsonl", [evaluation_row(step) for step in (0, 6)])
     for _ in range(2):  # the second report reads what the first one wrote
@@ -496,9 +499,13 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
         assert data.curves[keys[0]].curve.problem_ids == problem_ids
         assert len(data.runs) == 12
         assert data.conditions["registered"] == registered
-        assert data.conditions["unequal"] == ["model.path"]
+        differing = ["policy_sha256", "data_sha256.word_problems", "package.torch"]
+        assert data.conditions["unequal"] == ["model.path", *differing]
         assert [part["code"] for part in data.conditions["parts"]] == ["old", {"sha256": "new"}]
-    assert "The runs are from 2 folders, whose code or machine differ" in (there / "report.md").read_text()
+        assert [part["policy_sha256"] for part in data.conditions["parts"]] == ["a", "b"]
+    report = (there / "report.md").read_text()
+    assert "The runs are from 2 folders that differ in code, machine, packages, policy or data" in report
+    assert "of which 6 for tuning. torch 2.1 and 2.2.\n" in report
     # Another budget is another run.
     changed = study(ladder={**BODY["ladder"], "backward_passes": 5})
     assert {key.stage for key in study_data.known_results(changed, data)} == {"report"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,13 @@ def test_only_the_named_comparisons_are_tested(data: StudyData) -> None:
     assert (gxpo.against.adjusted, gxpo.against.equivalence) == (None, None)
     text = compose(named)
     assert re.search(r"^\| GXPO.*\| not tested \|$", text, re.MULTILINE)
-    assert "Plateaus against" not in text.split("## Question")[0]
+    summary, rest = text.split("## Question")
+    assert "Plateaus against" not in summary
+    assert "Arms against GRPO: 1, of which 0 tested, on 5 seeds not used for tuning.\n" in summary
+    assert "fewer" not in summary
+    assert "not shown equivalent |" not in rest
+    assert len(re.findall(r"^\| GXPO K=5 \| −0\.2 \[−0\.9, \+0\.5\]: not tested \|", rest, re.MULTILINE)) == 3
+    assert "\n- GXPO K=5: costs not tested; plateau −0.2 [−0.9, +0.5]: not tested.\n" in rest
 
 
 def test_a_study_of_which_the_baseline_alone_has_run_finds_nothing(data: StudyData) -> None:
@@ -92,11 +99,16 @@ def test_collapse_and_divergence_are_outcomes_and_what_is_missing_is_told(data: 
     assert f"Not complete yet, and so not compared: {data.study.arms['gxpo-grpo-rate'].label}, " in text
 
 
-def test_a_best_rate_at_the_end_of_its_ladder_is_told(data: StudyData) -> None:
+@pytest.mark.parametrize(("edge", "tried"), [("highest", operator.le), ("lowest", operator.ge), ("", operator.eq)])
+def test_a_best_rate_at_an_end_of_its_ladder_is_told(data: StudyData, edge: str, tried: Any) -> None:
+    """The only rate that was tried is no end."""
     ended = changed(data)
-    chosen = ended.reported("gxpo")[0]["learning_rate"]
-    ended.runs[:] = [row for row in ended.runs if row["stage"] == "report" or row["learning_rate"] <= chosen]
-    assert "The best rate is the highest that was tried" in compose(ended)
+    chosen = {arm: ended.reported(arm)[0]["learning_rate"] for arm in ("grpo", "gxpo")}
+    rows = [row for row in ended.runs if row["stage"] == "report" or tried(row["learning_rate"], chosen[row["arm"]])]
+    ended.runs[:] = rows
+    told = re.findall(r"The best rate is the (.*) that was tried, so a better one may exist: (.*)\.\n", compose(ended))
+    assert told == ([(edge, "GRPO, GXPO K=5")] if edge else [])
+    assert ("Learning rates were chosen on one tuning seed" in compose(ended)) == bool(edge)
 
 
 def test_before_the_baseline_is_complete_there_is_no_result(data: StudyData) -> None:

@@ -105,7 +105,7 @@ def test_last_n_and_best_are_kept_and_the_earliest_of_equal_scores_is_best(tmp_p
 def test_a_later_score_counts_and_a_kill_while_it_is_recorded_damages_nothing(tmp_path, monkeypatch):
     subject = store(tmp_path, keep_last=1, keep_best=1)
     for step, score in [(1, 0.4), (2, None)]:
-        subject.save(step, {"attempt": 1}, parts(), score=score)
+        subject.save(step, {"attempt": 1, "evaluation_owed": True}, parts(), score=score)
     assert subject.steps() == [1, 2]
     write = checkpoints.write_json
     for writes in range(3):
@@ -117,6 +117,7 @@ def test_a_later_score_counts_and_a_kill_while_it_is_recorded_damages_nothing(tm
     monkeypatch.setattr(checkpoints, "write_json", write)
     subject.record_score(2, 0.5)
     assert subject.load(2).state["score"] == subject.score(2) == 0.5
+    assert not subject.load(2).state["evaluation_owed"]
     assert subject.steps() == [2]
     (subject.path(2) / "state.json").write_text("{}", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"state\.json is truncated or altered"):

@@ -15,12 +15,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from ray.exceptions import OutOfMemoryError
 from support.ingest_server import IngestServer
 
 from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError, Diverged, Interrupted, LearnerDied, TrainingError, VerifierFailed
 from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.reporting.outcome import reason_of
 from gxpo_trainer.reporting.reading import read_metrics
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import ServiceAddress
@@ -326,6 +328,29 @@ def test_a_resumed_run_begins_with_the_evaluation_that_is_still_due_also_when_th
     assert evaluated == [3] * (due + deaths)
 
 
+FINISHED = RunConfig.model_validate({"budget": {"steps": 2}})
+
+
+@pytest.mark.parametrize(
+    ("score", "saved_by", "evaluations"), [(0.5, FINISHED, 0), (None, FINISHED, 1), (0.5, RunConfig(), 1)]
+)
+def test_a_finished_run_is_not_evaluated_again_unless_its_settings_changed(
+    score: float | None, saved_by: RunConfig, evaluations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a score it was killed between its last checkpoint and the evaluation after it."""
+    state = {"attempt": 1, "rule": {}, "cursor": {}, "counters": asdict(Counters(step=2)), "score": score}
+    saved = Checkpoint(tmp_path, 2, {**state, "evaluation_owed": False, "config_sha256": saved_by.sha256()})
+    monkeypatch.setattr(proofs, "canary", Mock())
+    pool = Mock(timeline=Timeline(), group=Mock(watch=ProgressWatch()), engines=Mock(ready=[]))
+    learners, rollouts = Mock(nodes=list, load=lambda *_: None), Mock(sync=lambda _: None)
+    runtime: Any = Mock(config=FINISHED, pool=pool, learners=learners, rollouts=rollouts)
+    evaluator: Any = Mock(run=Mock(return_value=([], {"eval/average/pass@1": 0.7})))
+    store: Any = Mock()
+    assert Controller(runtime, evaluator, Mock(out_dir=tmp_path), store, Mock()).run(saved) == "steps"
+    assert evaluator.run.call_count == store.record_score.call_count == rollouts.finish.call_count == evaluations
+    store.save.assert_not_called()
+
+
 @pytest.mark.parametrize("moment", ["start", "canary"])
 def test_a_learner_that_dies_while_it_starts_is_started_again(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -391,6 +416,17 @@ def test_ranks_that_are_still_being_built_are_not_waited_for(monkeypatch: pytest
     group.close()
     assert killed == ["a rank without methods"]
     assert group.ranks == []
+
+
+def test_a_rank_that_was_killed_for_memory_is_a_learner_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig()
+    group = LearnerGroup(config, Placement.decide(config), wait_for_one=lambda calls, _: calls)
+    killed = OutOfMemoryError("low on memory\ndetails")
+    monkeypatch.setattr("gxpo_trainer.learner.group.result_of", Mock(side_effect=killed))
+    group.ranks = [Mock()]
+    with pytest.raises(LearnerDied, match="low on memory") as died:
+        group.trim()
+    assert reason_of(died.value) == "out_of_memory"
 
 
 def test_a_run_goes_on_without_a_checkpoint_but_does_not_end_without_the_last_one(tmp_path: Path) -> None:

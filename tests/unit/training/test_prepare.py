@@ -303,6 +303,26 @@ def test_a_resumed_run_draws_from_its_own_training_problems(config: Any, tmp_pat
         prepare(evaluated(harmless), out, resume=True)
 
 
+@pytest.mark.parametrize("how", ["resume", "continue_run"])
+def test_a_run_without_a_checkpoint_starts_from_its_first_step_with_the_settings_and_data_that_it_began_with(
+    config: Any, tmp_path: Path, how: str
+) -> None:
+    out, resumed = tmp_path / "run", {how: True}
+    save_checkpoint(prepare(config(), out))
+    shutil.rmtree(out / "checkpoints")
+    prepared = prepare(config(), out, **resumed)
+    assert prepared.checkpoint is None
+    events, said = recorded(prepared, out)
+    assert said[0] == events[0]["message"] == "no checkpoint yet: the run starts again from step 1"
+    faster = config(learner={"optimizer": {"learning_rate": 1e-3}})
+    told = r"run\.json was written with learner\.optimizer\.learning_rate = 1e-0\d, this run has 0\.001; resume with"
+    with pytest.raises(CheckpointError, match=told):
+        prepare(faster, out, **resumed)
+    write(tmp_path / "train.jsonl", [(3, 5), (5, 6), (7, 8)])
+    with pytest.raises(CheckpointError, match="began with other data"):
+        prepare(config(), out, **resumed)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -18,14 +18,16 @@ from gxpo_trainer import cli
 from gxpo_trainer.algo.batch import StepBatch, supervised_batch
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build, load_preset
-from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
+from gxpo_trainer.errors import CheckpointError, ConfigError, DataError, Diverged, WeightSyncMismatch
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.learner.rank import StepResult
+from gxpo_trainer.rollout.sources import Rollouts
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.training import run
 from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.training.prepare import prepare
+from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
 ROWS = [
     {"problem": "3+4", "completion": "7"},
@@ -180,6 +182,44 @@ def test_a_warm_start_is_counted_and_reported_apart(tmp_path: Path) -> None:
     assert warm["time/training_s"] == 0 < after["time/training_s"]
     assert after["rollout/tokens_total"] == 8
     assert controller.counters.flat == 0, "completions have no rewards that could lack a signal"
+
+
+@pytest.mark.parametrize(("warm", "section"), [(3, r"warm_start"), (0, r"learner\.optimizer")])
+def test_three_steps_without_a_finite_gradient_end_a_run_as_diverged(warm: int, section: str, tmp_path: Path) -> None:
+    """Not as a mismatch of the weights, although the gap to the sampler is not finite either."""
+    body = {"checkpoint": {"every_steps": 0}, "evaluation": {"every_steps": 0}}
+    config = RunConfig.model_validate(body | {"warm_start": {"steps": warm} if warm else None})
+    ids, logprobs = np.ones(3, np.int32), np.zeros(3, np.float32)
+    samples, nan = (Sample("", ids, logprobs, "stop"),) * 2, float("nan")
+
+    def batch(step: int) -> StepBatch | Rollouts:
+        if warm:
+            return supervised_batch([ids], [ids], 48)
+        group = Group(Prompt("p", "", "1"), ids, samples, step - 1)
+        scored = ScoredGroup(group, (Verdict("correct", "1", 0.0), Verdict("wrong", "2", 0.0)))
+        return Rollouts([scored], 6, 0.0, 0.0, 0, 0.0)
+
+    def controller(*, finite: bool, gap: float | None) -> Controller:
+        result = StepResult({"policy/loss": nan}, 1, 0, gap, gap, finite, None, 0.5, 0.0, 7)
+        source = Mock(batch=batch, sync=lambda _: None, sync_due=False)
+        pool = Mock(timeline=Timeline(), group=Mock(watch=ProgressWatch()), engines=Mock(all=[0]))
+        learners = Mock(train_step=lambda *_, **__: result)
+        runtime: Any = Mock(config=config, learners=learners, pool=pool, rollouts=source)
+        return Controller(runtime, Mock(), Mock(out_dir=tmp_path), Mock(), Mock())
+
+    run = controller(finite=False, gap=nan)
+    for _ in range(2):
+        run.step()
+    with pytest.raises(Diverged, match=rf"in 3 steps in a row up to step 3; lower {section}\.learning_rate"):
+        run.step()
+    if not warm:
+        with pytest.raises(WeightSyncMismatch):
+            controller(finite=True, gap=nan).step()
+        # No token is in the loss, and there is nothing to compare.
+        run = controller(finite=True, gap=None)
+        run.step()
+        logged = run.reporter.log_metrics.call_args.args[1]  # type: ignore[attr-defined]
+        assert not {name for name in logged if name.startswith("rollout/logprob_gap")}
 
 
 def test_evaluations_and_trajectories_are_counted_from_the_end_of_a_warm_start(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ class MaxRLAdvantage(GroupAdvantage):
                 "remove the component that gives it, or choose another advantage"
             )
         return [
-            rewards / np.nanmean(rewards) - 1 if np.nansum(rewards) > 0 else np.zeros_like(rewards)
+            group_advantages(rewards, use_std=False, epsilon=0.0) / np.nanmean(rewards)
+            if np.nansum(rewards) > 0
+            else np.zeros_like(rewards)
             for rewards in groups
         ]
 
@@ -133,14 +135,16 @@ class ShrinkageAdvantage(GroupAdvantage):
     def __call__(self, groups: Sequence[FloatArray]) -> Sequence[FloatArray]:
         known = [rewards[~np.isnan(rewards)] for rewards in groups]
         means = np.array([own.mean() if own.size else np.nan for own in known])
-        noise = np.array([own.var(ddof=1) / own.size if own.size > 1 else np.nan for own in known])
+        # Relative to the first reward, so that equal ones have no spread by rounding.
+        noise = np.array([(own - own[0]).var(ddof=1) / own.size if own.size > 1 else np.nan for own in known])
         advantages = []
         for number, (rewards, own) in enumerate(zip(groups, known, strict=True)):
             others, variances = (part[~np.isnan(part)] for part in (np.delete(means, number), np.delete(noise, number)))
             v = variances.mean() if variances.size else 0.0
             shrinkage = others.size / (others.size + 1) * v / (v + others.var()) if v > 0 else 0.0
             target = others.mean() if others.size else rewards
-            rest = (own.sum() - rewards) / (own.size - 1) if own.size > 1 else target
+            first = own[0] if own.size else 0.0
+            rest = first + ((own - first).sum() - (rewards - first)) / (own.size - 1) if own.size > 1 else target
             advantages.append(rewards - (1 - shrinkage) * rest - shrinkage * target)
         return advantages
 

@@ -129,8 +129,8 @@ def supervised_loss(outputs: TokenOutputs, micro: MicroBatch) -> tuple[Tensor, d
     loss = -(micro.token_weights * outputs.logprobs).sum()
     counted = micro.token_weights > 0
     statistics = {"loss": loss.detach().double(), "tokens": counted.sum(dtype=torch.float64)}
-    if outputs.entropy is not None:
-        statistics["entropy"] = torch.where(counted, outputs.entropy, 0).sum(dtype=torch.float64)
+    values = {"cross_entropy": -outputs.logprobs.detach(), "entropy": outputs.entropy}
+    statistics |= {k: torch.where(counted, v, 0).sum(dtype=torch.float64) for k, v in values.items() if v is not None}
     return loss, statistics
 
 

@@ -10,7 +10,8 @@ Definitions, all on a run's evaluations, without interpolation unless it is name
 - token-passes: sampled tokens times the passes over them, a forward pass alone counted as a third of one.
 
 Peaks and first crossings are biased upwards, because they select among noisy values, and the more so the more often a
-run is evaluated. So costs are compared on the grid that all runs have in common. Plateau means have no such bias.
+run is evaluated. So costs are compared on the grid that all runs have in common. Plateau means have no such bias, and
+are compared at evaluations that both sides share: while accuracy rises, a mean depends on where it was evaluated.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ GRID_OF: dict[Axis, Axis] = {axis: "steps" if axis in ("steps", "tokens") else "
 """The axis on whose common grid a cost is compared: other costs differ from run to run."""
 PLATEAU = 0.4
 """Share of the budget whose evaluations are the plateau, where none was registered."""
+NEAR = 0.9
+"""Share of the largest common budget from which on a shared evaluation stands for it."""
 SAME = 1e-6
 """Costs that differ by no more are equal: passes are sums of thirds or sixths, and the points of a grid are rounded."""
 
@@ -77,7 +80,7 @@ class EvaluationCurve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateTrace:
-    """The gate's z-score at the steps that have one; `threshold` is τ, None without a gate."""
+    """The gate's z-score at the steps that have one; `threshold` is τ, None without a gate that can fire."""
 
     steps: Floats = field(default_factory=lambda: np.empty(0))
     z: Floats = field(default_factory=lambda: np.empty(0))
@@ -137,9 +140,11 @@ def peak(curve: EvaluationCurve) -> Point:
     return curve.point(min(best, key=lambda i: (curve.steps[i], curve.backward_passes[i])))
 
 
-def first_reaching(curve: EvaluationCurve, target: float) -> Point | None:
-    """The first evaluation whose accuracy is at least `target`, None when there is none."""
-    reached = np.flatnonzero(curve.accuracy >= target)
+def first_reaching(
+    curve: EvaluationCurve, target: float, counted: npt.NDArray[np.bool_] | Literal[True] = True
+) -> Point | None:
+    """The first evaluation, of those that count, whose accuracy is at least `target`; None when there is none."""
+    reached = np.flatnonzero(counted & (curve.accuracy >= target))
     return curve.point(reached[0]) if reached.size else None
 
 
@@ -158,8 +163,8 @@ def on_grid(curve: EvaluationCurve, axis: Axis, grid: Floats | None) -> npt.NDAr
 
 def crossing(curve: EvaluationCurve, target: float, axis: Axis, counted: npt.NDArray[np.bool_]) -> float | None:
     """Cost of the first of the counted evaluations at or above `target`; None if there is none."""
-    reached = np.flatnonzero(counted & (curve.accuracy >= target))
-    return float(curve.cost(axis)[reached[0]]) if reached.size else None
+    point = first_reaching(curve, target, counted)
+    return None if point is None else point.cost(axis)
 
 
 def interpolated(curve: EvaluationCurve, target: float, axis: Axis, counted: npt.NDArray[np.bool_]) -> float | None:
@@ -177,10 +182,13 @@ def interpolated(curve: EvaluationCurve, target: float, axis: Axis, counted: npt
     return float(np.interp(target, monotone[pair], costs[pair]))
 
 
-def in_plateau(curve: EvaluationCurve, budget: float, window: float = PLATEAU) -> npt.NDArray[np.bool_]:
-    """Which evaluations lie in the last share `window` of a budget of backward passes; never the initial policy's."""
-    passes = curve.backward_passes
-    return (passes > 0) & (passes >= (1 - window) * budget - SAME) & (passes <= budget + SAME)
+def in_plateau(
+    curve: EvaluationCurve, budget: float, window: float = PLATEAU, grid: Floats | None = None
+) -> npt.NDArray[np.bool_]:
+    """Which evaluations lie in the last share `window` of a budget of backward passes, and on a grid of passes if
+    given; never the initial policy's."""
+    passes, counted = curve.backward_passes, on_grid(curve, "backward_passes", grid)
+    return counted & (passes > 0) & (passes >= (1 - window) * budget - SAME) & (passes <= budget + SAME)
 
 
 def at_budget(curve: EvaluationCurve, axis: Axis, budget: float) -> BudgetPoint | None:

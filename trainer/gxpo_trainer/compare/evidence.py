@@ -1,6 +1,6 @@
 """The result of a comparison in words, and its figures as text: percentages, differences, durations, ratios. Pure.
 
-The headline is about the best candidate's accuracy at the most backward passes that all runs reached. Its difference is
+The headline is about the best candidate's accuracy at the largest common budget of backward passes. Its difference is
 shown if MIN_SEEDS shared seeds or more, in equal conditions, pass the paired t-test, corrected by Holm over the
 candidates: the best of several is selected for its noise.
 
@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from gxpo_client.formats import NONE, duration, number_of, percent, signed
-from gxpo_trainer.compare.curves import Axis
+from gxpo_trainer.compare.curves import SAME, Axis
 from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.intervals import ALPHA, Interval, holm, p_of_mean
 
@@ -152,8 +152,10 @@ def _headline(comparison: Comparison, candidates: list[GroupResult]) -> tuple[st
     group, result, seeds = compared[0]
     name = group.name + (f", the best of {len(candidates)} candidates," if len(candidates) > 1 else "")
     passes = f"{amount('backward_passes', result.budget)} backward passes"
-    if result.evaluated_from < 0.9 * result.budget:
+    uneven = result.evaluated_from < result.budget - SAME
+    if uneven:  # between two evaluations the later one favours a run
         passes += f", evaluated from {amount('backward_passes', result.evaluated_from)} on"
+        rest = f" Inconclusive: not all were evaluated there; set evaluation.every_backward_passes alike.{rest}"
     text = f"{name} is {against(seeds.mean, comparison.baseline)} after {passes}"
     if num < MIN_SEEDS:
         kind, interval = ("problems", result.over_problems) if num == 1 else ("seeds", seeds)
@@ -166,7 +168,7 @@ def _headline(comparison: Comparison, candidates: list[GroupResult]) -> tuple[st
     if seeds.excludes(0.0) and not shown:
         but = "all seeds differ alike" if adjusted is None else f"not once corrected for {len(candidates)} comparisons"
         text += f", but {but}"
-    return f"{text}.{rest}", shown and not unequal
+    return f"{text}.{rest}", shown and not unequal and not uneven
 
 
 def _some(names: list[str]) -> str:
@@ -184,14 +186,15 @@ def _plateau(group: GroupResult) -> str:
 
 
 def _over_seeds(comparison: Comparison, group: GroupResult, supported: tuple[Axis, ...]) -> str:
-    """The evidence over seeds; empty with one seed or none."""
+    """The evidence over seeds; empty with one seed or none. Ratios are those of all seeds: of the ones that got there
+    alone they are too good."""
     if group.num_paired <= 1:
         return ""
     level = f"{100 * comparison.level:g}%"
     ratios = ", ".join(
         f"{NAMES[axis]} {ratio_interval(interval, axis)}"
         for axis in COSTS
-        if (interval := group.seed_speed_ups[axis]) and interval.low is not None
+        if (interval := group.seed_speed_ups[axis]) and interval.num == group.num_paired
     )
     seen = f"{group.name}: {group.num_reached} of {group.num_paired} seeds reached the baseline's peak"
     held = " and ".join(NAMES[axis] for axis in supported)

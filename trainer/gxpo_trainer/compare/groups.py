@@ -7,11 +7,13 @@ Costs to reach an accuracy are those of evaluations on the common grid of batche
 that is evaluated more often gains nothing by it; without a common grid every run's own evaluations count.
 
 `time_speed_up` is the speed-up in time as a function of the share of a step that sampling takes. A baseline step is
-1 = s + u: sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and updates p times, p its
-backward passes a step. It reaches the baseline's accuracy in 1/r of the steps:
+1 = s + u: sampling and verifying s, updating u = 1 − s. A candidate that reaches the baseline's accuracy in 1/r of the
+steps and 1/q of the backward passes spends s/r on sampling and u/q on updates:
 
-    synchronous     r (s + u) / (s + p u)
-    asynchronous    r max(s, u) / max(s, p u)        sampling runs during the update
+    synchronous     1 / (s / r + u / q)
+    asynchronous    max(s, u) / max(s / r, u / q)        sampling runs during the update
+
+Passes count up to that accuracy, not to the end: a gate may switch the look-ahead off later.
 
 No break-even share follows from runs: it would need both sides tuned for speed, of which a run does not tell.
 """
@@ -28,6 +30,7 @@ import numpy.typing as npt
 from gxpo_trainer.compare.curves import (
     AXES,
     GRID_OF,
+    NEAR,
     PLATEAU,
     SAME,
     Axis,
@@ -89,7 +92,8 @@ class SeedResult:
     """One seed: its last evaluation and its peak, the peak of the baseline's run of the same seed (`target`), and where
     it was reached.
 
-    target is None if the baseline lacks the seed, match if the target was not reached.
+    target is None if the baseline lacks the seed, match if the target was not reached. counted: the evaluations of the
+    common grid of steps that stand for target and match there; None where there are none.
     """
 
     seed: int
@@ -97,6 +101,7 @@ class SeedResult:
     peak: Point
     target: Point | None
     match: Point | None
+    counted: tuple[Point, Point] | None
     speed_ups: dict[Axis, float | None]
 
 
@@ -136,7 +141,7 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of `compare_groups`. schedule: why and how groups were evaluated after different numbers of steps."""
+    """Result of `compare_groups`. schedule: the `schedule_note` of its groups."""
 
     baseline: str
     target: Point
@@ -164,8 +169,8 @@ def compare_groups(
 ) -> Comparison:
     """Compare every group with the one called `baseline`.
 
-    budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, the largest that all
-    runs reached. Raises DataError where the seeds of a group have no evaluation in common.
+    budgets: axis → values (steps, passes, hours, tokens or token-passes); by default one per axis, of `common_budgets`.
+    Raises DataError where the seeds of a group have no evaluation in common.
     """
     reference = {group.name: group for group in groups}[baseline]
     grids = common_grids(groups)
@@ -197,29 +202,31 @@ def plateau_contrasts(
 ) -> dict[str, Contrast]:
     """Plateaus against that of the reference, by group, not corrected yet; without those that lack one.
 
-    budget: backward passes of which the last share `window` counts.
+    budget: backward passes of which the last share `window` counts, at the evaluations that both groups share.
     """
-    own = plateaus(reference, budget, window)
     contrasts: dict[str, Contrast] = {}
     for group in groups:
-        values = plateaus(group, budget, window)
-        if group.name != reference.name and values and own and (compared := contrast(values, own, margin)):
+        if group.name == reference.name:
+            continue
+        grid = common_grid([run.curve for run in (*group.runs, *reference.runs)], "backward_passes")
+        values, own = (plateaus(one, budget, window, grid) for one in (group, reference))
+        if values and own and (compared := contrast(values, own, margin)):
             pairs = [(run, reference.by_seed[run.seed]) for run in group.runs if run.seed in own]
-            scores = [tuple(_plateau_scores(run.curve, budget, window) for run in pair) for pair in pairs]
+            scores = [tuple(_plateau_scores(run.curve, budget, window, grid) for run in pair) for pair in pairs]
             contrasts[group.name] = replace(compared, over_problems=_over_problems(pairs, scores))
     return contrasts
 
 
-def plateaus(group: SeedGroup, budget: float, window: float) -> dict[int, float] | None:
-    """Plateau by seed; None unless every run has an evaluation in it."""
-    inside = {run.seed: in_plateau(run.curve, budget, window) for run in group.runs}
+def plateaus(group: SeedGroup, budget: float, window: float, grid: Floats | None = None) -> dict[int, float] | None:
+    """Plateau by seed, of the evaluations on a grid of passes if given; None unless every run has one in it."""
+    inside = {run.seed: in_plateau(run.curve, budget, window, grid) for run in group.runs}
     if not all(kept.any() for kept in inside.values()):
         return None
     return {run.seed: float(run.curve.accuracy[inside[run.seed]].mean()) for run in group.runs}
 
 
-def _plateau_scores(curve: EvaluationCurve, budget: float, window: float) -> Floats | None:
-    kept, scores = in_plateau(curve, budget, window), curve.per_problem
+def _plateau_scores(curve: EvaluationCurve, budget: float, window: float, grid: Floats) -> Floats | None:
+    kept, scores = in_plateau(curve, budget, window, grid), curve.per_problem
     return None if scores is None else np.asarray(scores[kept].mean(axis=0), dtype=np.float64)
 
 
@@ -286,13 +293,15 @@ def default_baseline(groups: Sequence[SeedGroup]) -> str:
 def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]:
     """The largest budget of each axis that every trained run reached, without axes that are unknown in one.
 
-    On a common grid it is a point of it: between two points the last evaluation favours a run with more of them.
+    On a common grid it is a point of it: between two points the last evaluation favours a run with more of them. That
+    is unless all runs were evaluated much later than at its last point, which their schedules then share by chance.
     """
     curves = _trained(groups)
     last = {axis: min(float(curve.cost(axis)[-1]) for curve in curves) for axis in AXES}
     for axis, grid in common_grids(groups).items():
-        if grid is not None and (within := grid[(grid > 0) & (grid <= last[axis] + SAME)]).size:
-            last[axis] = float(within[-1])
+        spent = min(point.spent if (point := at_budget(curve, axis, last[axis])) else 0.0 for curve in curves)
+        if grid is not None and (near := grid[(grid > 0) & (grid >= NEAR * spent) & (grid <= last[axis] + SAME)]).size:
+            last[axis] = float(near[-1])
     known = [axis for axis in AXES if all(math.isfinite(curve.cost(axis)[-1]) for curve in curves)]
     return {axis: (last[axis],) for axis in known}
 
@@ -314,20 +323,27 @@ def _trained(groups: Sequence[SeedGroup]) -> list[EvaluationCurve]:
     return [curve for curve in curves if curve.steps[-1] > 0] or curves
 
 
-def _speed_ups(
+def _counted(
     baseline: EvaluationCurve, curve: EvaluationCurve, target: Point, grids: Grids
-) -> dict[Axis, float | None]:
-    """Cost of the baseline's peak over that of reaching it, on the common grids; a peak between two points of a grid
-    has the cost of the next."""
-    ratios: dict[Axis, float | None] = {}
-    reaching = curve.accuracy >= target.accuracy
-    for axis in AXES:
-        on = GRID_OF[axis]
-        other = baseline.cost(axis)[on_grid(baseline, on, grids[on]) & (baseline.steps >= target.steps)]
-        own = curve.cost(axis)[on_grid(curve, on, grids[on]) & reaching]
-        known = other.size and own.size and 0 < other[0] < math.inf and 0 < own[0] < math.inf
-        ratios[axis] = float(other[0] / own[0]) if known else None
-    return ratios
+) -> dict[Axis, tuple[Point, Point] | None]:
+    """On each common grid the evaluations that stand for the baseline's peak and for reaching it; a peak between two
+    points of a grid has the cost of the next."""
+    counted: dict[Axis, tuple[Point, Point] | None] = {}
+    for on, grid in grids.items():
+        other = np.flatnonzero(on_grid(baseline, on, grid) & (baseline.steps >= target.steps))
+        own = first_reaching(curve, target.accuracy, on_grid(curve, on, grid))
+        counted[on] = (baseline.point(other[0]), own) if other.size and own else None
+    return counted
+
+
+def _speed_ups(counted: Mapping[Axis, tuple[Point, Point] | None]) -> dict[Axis, float | None]:
+    """Cost of the baseline's peak over that of reaching it."""
+    return {axis: _ratio(counted[GRID_OF[axis]], axis) for axis in AXES}
+
+
+def _ratio(pair: tuple[Point, Point] | None, axis: Axis) -> float | None:
+    other, own = (point.cost(axis) for point in pair) if pair else (math.nan, math.nan)
+    return other / own if 0 < other < math.inf and 0 < own < math.inf else None
 
 
 def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: Grids) -> GroupResult:
@@ -345,7 +361,7 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: G
         final=curve.point(-1),
         peak=peak(curve),
         match=first_reaching(curve, target.accuracy),
-        speed_ups=_speed_ups(reference.mean, curve, target, grids),
+        speed_ups=_speed_ups(_counted(reference.mean, curve, target, grids)),
         num_paired=sum(seed.target is not None for seed in seeds),
         num_reached=sum(seed.match is not None for seed in seeds),
         seed_speed_ups=seed_speed_ups,
@@ -357,10 +373,11 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, grids: G
 def _seed_result(run: RunCurves, other: RunCurves | None, grids: Grids) -> SeedResult:
     final, best = run.curve.point(-1), peak(run.curve)
     if other is None:
-        return SeedResult(run.seed, final, best, None, None, dict.fromkeys(AXES))
+        return SeedResult(run.seed, final, best, None, None, None, dict.fromkeys(AXES))
     target = peak(other.curve)
     match = first_reaching(run.curve, target.accuracy)
-    return SeedResult(run.seed, final, best, target, match, _speed_ups(other.curve, run.curve, target, grids))
+    counted = _counted(other.curve, run.curve, target, grids)
+    return SeedResult(run.seed, final, best, target, match, counted["steps"], _speed_ups(counted))
 
 
 def _at_budget(group: SeedGroup, reference: SeedGroup, axis: Axis, budget: float) -> BudgetResult | None:
@@ -402,26 +419,25 @@ def _over_problems(
     return mean_interval(np.mean([own - other for own, other in known], axis=0))
 
 
-def payoff_of(group: GroupResult, baseline: GroupResult) -> tuple[Interval, float] | None:
-    """Speed-up in steps, and backward passes of a step in those of the baseline's; None unless every shared seed
-    reached the baseline's peak."""
-    ratio = group.seed_speed_ups["steps"]
-    if ratio is None or ratio.num < group.num_paired or group.name == baseline.name:
-        return None
-    # Of the runs, for a gate ends their look-ahead at different steps.
-    own, reference = (
-        sum(seed.final.backward_passes for seed in result.by_seed) / sum(seed.final.steps for seed in result.by_seed)
-        for result in (group, baseline)
-    )
-    return ratio, own / reference
+def payoff_of(group: GroupResult, share: float, *, asynchronous: bool = False) -> Interval | None:
+    """Speed-up in time at a sampling share in [0, 1), over seeds; None unless every shared seed reached the baseline's
+    peak at a known cost."""
+    counted = [seed.counted for seed in group.by_seed if seed.target is not None]
+    ratios = [(_ratio(pair, "steps"), _ratio(pair, "backward_passes")) for pair in counted]
+    times = [time_speed_up(r, q, share, asynchronous=asynchronous) for r, q in ratios if r and q]
+    return ratio_interval(times) if times and len(times) == len(counted) else None
 
 
-def time_speed_up(steps: Interval, passes: float, share: float, *, asynchronous: bool = False) -> Interval:
-    """Speed-up in time at a sampling share in [0, 1), of a candidate with `passes` passes a step."""
+def passes_per_step(group: GroupResult) -> float:
+    """Backward passes of a step until the baseline's peak is reached, in those of the baseline's steps."""
+    pairs = zip(*(seed.counted for seed in group.by_seed if seed.counted), strict=True)
+    other, own = (sum(p.backward_passes for p in points) / sum(p.steps for p in points) for points in pairs)
+    return float(own / other)
+
+
+def time_speed_up(steps: float, passes: float, share: float, *, asynchronous: bool = False) -> float:
+    """Speed-up in time at a sampling share, from those in steps and in backward passes."""
     update = 1 - share
     if asynchronous:
-        factor = max(share, update) / max(share, passes * update)
-    else:
-        factor = 1 / (share + passes * update)
-    low, high = (None if bound is None else bound * factor for bound in (steps.low, steps.high))
-    return Interval(steps.mean * factor, low, high, steps.num)
+        return max(share, update) / max(share / steps, update / passes)
+    return 1 / (share / steps + update / passes)

@@ -33,8 +33,8 @@ STEP_TIMES = ("time/rollout_s", "time/verify_s", "time/step_s")
 """The metrics of `sampling_share`."""
 
 _FREE = re.compile(
-    r"(name|seed|learner\.rule|learner\.optimizer\.learning_rate|budget|checkpoint|diagnostics|logging|timeouts"
-    r"|verifier\.max_failed_fraction|rollout\.logprob_gap_(mean|max)_limit)(\.|$)"
+    r"(name|seed|learner\.(rule|mini_batches)|learner\.optimizer\.(learning_rate|schedule|warmup_steps)|budget"
+    r"|checkpoint|diagnostics|logging|timeouts|verifier\.max_failed_fraction|rollout\.logprob_gap_(mean|max)_limit)(\.|$)"
 )
 """Settings in which compared runs may differ: those under test, and those that do not affect accuracy."""
 _SPEED = re.compile(
@@ -84,7 +84,7 @@ def run_curves(
         seed=int(config["seed"]),
         curve=replace(curve, steps=curve.steps - warm_steps, forward_passes=forward_passes(config)),
         gate=_gate(series, config, warm_steps),
-        conditions=_conditions(identity, settings, complete[-1]),
+        conditions=conditions_of(identity, settings, complete[-1]),
         hardware={name: json.dumps(machine.get(name)) for name in ("cpu", "usable_cores", "accelerators")}
         | {name: value for name, value in settings.items() if _SPEED.match(name)},
         sampling_share=sampling_share(series),
@@ -197,16 +197,17 @@ def _gate(series: Series, config: Mapping[str, Any], warm_steps: int) -> GateTra
     ends = (series.get(name, _NO_VALUES)[1] for name in GATE_ENDS)
     threshold, shutoff = (float(values[-1]) if values.size else None for values in ends)
     gate = config["learner"]["rule"].get("gate") or {}
+    can_fire = threshold is not None and math.isfinite(threshold) and gate.get("mode") != "never"
     return GateTrace(
         steps=steps - warm_steps,
         z=z,
-        threshold=threshold,
+        threshold=threshold if can_fire else None,
         shutoff_step=int(shutoff) - warm_steps if shutoff is not None and math.isfinite(shutoff) else None,
         two_sided=bool(gate.get("two_sided", False)),
     )
 
 
-def _conditions(
+def conditions_of(
     identity: Mapping[str, Any], settings: Mapping[str, str], evaluations: Mapping[str, Row]
 ) -> dict[str, str]:
     packages = identity.get("packages") or {}

@@ -20,6 +20,8 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import DataError
 
 _RATE = "learner.optimizer.learning_rate"
+_TUNED = ("learner.mini_batches", "learner.optimizer.schedule", "learner.optimizer.warmup_steps")
+"""Settings that belong to the rate."""
 _SCHEDULE = ("evaluation.every_steps", "evaluation.every_backward_passes")
 _UNCOMPARED = ("name", "seed", "logging", "timeouts")
 _LONGEST_VALUE = 40
@@ -76,18 +78,22 @@ def _settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def condition_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of a config of any version that must be equal for accuracies at equal cost to be comparable."""
-    return {name: text for name, text in _settings(config).items() if is_condition(name) and name not in _SCHEDULE}
+    """The settings of a config of any version in which runs must be equal if only rules and rates are to differ."""
+    settings = _settings(config)
+    names = (name for name in settings if name in _TUNED or (is_condition(name) and name not in _SCHEDULE))
+    return {name: settings[name] for name in names}
 
 
 def group_labels(rules: Mapping[str, str], configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """A unique name for each key, from its rule and the (flat) settings that differ."""
     rates = {key: config.get(_RATE) for key, config in configs.items()}
     several = len(set(rates.values())) > 1
+    tuned = [name for name in _TUNED if len({config.get(name) for config in configs.values()}) > 1]
     labels = {
         key: rule + (f" lr {float(rate):g}" if several and (rate := rates[key]) is not None else "")
         for key, rule in rules.items()
     }
+    labels = {key: " ".join([label, *(_word(name, configs[key]) for name in tuned)]) for key, label in labels.items()}
     for label in dict.fromkeys(labels.values()):
         same = [key for key in rules if labels[key] == label]
         if len(same) > 1:
@@ -124,11 +130,8 @@ class Difference:
 
 
 def schedule_note(groups: Sequence[SeedGroup], reference: SeedGroup) -> str:
-    """Why groups were evaluated after different numbers of steps, and what that means; empty where they were not."""
-    runs = [run for group in groups for run in group.runs]
-    every = {tuple(run.conditions.get(name, _defaults()[name]) for name in _SCHEDULE) for run in runs}
-    if len(every) < 2:
-        return ""
+    """Which groups were evaluated at other passes than the reference, or that all were at the same although their
+    schedules differ; empty where neither is so."""
     other: list[str] = []
     for group in groups:
         for run in group.runs:
@@ -138,13 +141,17 @@ def schedule_note(groups: Sequence[SeedGroup], reference: SeedGroup) -> str:
             end = min(own[-1], its[-1])
             if not np.array_equal(own[own <= end], its[its <= end]) and group.name not in other:
                 other.append(group.name)
-    if not other:
+    if other:
+        return (
+            f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
+            f"{reference.name}: at an equal budget the last evaluation within it counts, a target is reached at an "
+            "evaluation of the common grid, and plateaus are those of shared evaluations; nothing is interpolated. To "
+            "share more of them, set evaluation.every_backward_passes alike."
+        )
+    runs = [run for group in groups for run in group.runs]
+    if len({tuple(run.conditions.get(name, _defaults()[name]) for name in _SCHEDULE) for run in runs}) > 1:
         return "Evaluation schedules differ as the rules' steps do: all were evaluated at the same backward passes."
-    return (
-        f"{' and '.join(other)} {'was' if len(other) == 1 else 'were'} evaluated at other backward passes than "
-        f"{reference.name}: at an equal budget the last evaluation within it counts, and a target is reached at an "
-        "evaluation of the common grid; nothing is interpolated."
-    )
+    return ""
 
 
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:

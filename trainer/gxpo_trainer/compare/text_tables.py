@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gxpo_client.formats import NONE, percent
-from gxpo_trainer.compare.curves import GRID_OF, Axis
+from gxpo_trainer.compare.curves import GRID_OF, SAME, Axis
 from gxpo_trainer.compare.evidence import (
     COSTS,
     NAMES,
@@ -25,8 +25,8 @@ from gxpo_trainer.compare.groups import (
     Comparison,
     GroupResult,
     Reach,
+    passes_per_step,
     payoff_of,
-    time_speed_up,
 )
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup
@@ -62,20 +62,24 @@ def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float
 
 
 def ranking_table(comparison: Comparison) -> Table:
-    """One row per group by accuracy at the most backward passes that all runs reached.
+    """One row per group by accuracy at the largest common budget of backward passes.
 
     Intervals are over seeds; a difference pairs the seeds that the group shares with the baseline.
     """
     header = ("run", "seeds", "accuracy", f"against {comparison.baseline}", "passes to the baseline's best")
-    rows, budget = [], "equal"
+    seeds = [seed for group in comparison.groups for seed in group.by_seed]
+    most = min((seed.final.backward_passes for seed in seeds if seed.final.steps), default=0.0)
+    rows, budget, what = [], "equal", "the most that all runs reached"
     for place, group in enumerate(comparison.ranking, start=1):
         name, cells, result = group.name, [NONE, NONE], group.at_equal_passes
         if result is not None:
             budget, own = amount("backward_passes", result.budget), result.accuracy
+            if result.budget < most - SAME:
+                what = "the last point that all runs share"
             accuracy = _within(lambda share: percent(min(1.0, max(0.0, share))), own)
             name, cells = f"{place}. {name}", [accuracy, _within(points, result.over_seeds)]
         rows.append((name, str(len(group.seeds)), *cells, _match(group, "backward_passes")))
-    title = f"Ranking at {budget} backward passes, the most that all runs reached"
+    title = f"Ranking at {budget} backward passes, {what}"
     return Table(f"{title} ({100 * comparison.level:g}% intervals over seeds)", header, tuple(rows))
 
 
@@ -161,15 +165,14 @@ def payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: fl
     for group in comparison.groups:
         if group.name == baseline.name:
             continue
-        payoff = payoff_of(group, baseline)
-        if payoff is None:
+        steps = group.seed_speed_ups["steps"]
+        time, overlapped = (payoff_of(group, share, asynchronous=overlap) for overlap in (False, True))
+        if steps is None or time is None or overlapped is None:
             reached = f"{group.num_reached} of {group.num_paired} seeds reach the peak"
             rows.append((group.name, reached, *[NONE] * 3))
             continue
-        steps, passes = payoff
-        times = (time_speed_up(steps, passes, share, asynchronous=overlap) for overlap in (False, True))
-        cells = (ratio_interval(steps, "steps"), *(ratio_interval(time, "hours") for time in times))
-        rows.append((group.name, *cells, f"{passes:.2f}"))
+        cells = (ratio_interval(steps, "steps"), *(ratio_interval(ratio, "hours") for ratio in (time, overlapped)))
+        rows.append((group.name, *cells, f"{passes_per_step(group):.2f}"))
     header = ("run", "steps", "time", "time, asynchronous", "passes per step")
     title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
     return [Table(title, header, tuple(rows))]

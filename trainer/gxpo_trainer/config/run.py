@@ -338,7 +338,7 @@ class DiagnosticsConfig(Settings):
     """Measurements that cost extra passes, which are counted separately."""
 
     trajectory_every: Steps = Field(0, description="Steps between true K-step trajectories; 0: never.")
-    noise_floor: bool = Field(False, description="Repeat a gradient at the same point with each trajectory.")
+    noise_floor: bool = Field(False, description="With each trajectory, repeat a gradient at the same point.")
 
 
 class BudgetConfig(Settings):

@@ -196,7 +196,16 @@ async def _complete(request: Request, agent: AgentProcess) -> Response:
                 asked = chat_request(body)
             except (ValueError, TypeError) as error:
                 raise _Refused(400, str(error)) from None
-            answer = await agent.sampled(asked)
+            answering, disconnect = asyncio.create_task(agent.sampled(asked)), asyncio.ensure_future(request.receive())
+            try:
+                await asyncio.wait([answering, disconnect], return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    agent.record_disconnect()
+                    raise ClientDisconnect
+                answer = answering.result()
+            finally:
+                answering.cancel()
+                disconnect.cancel()
     finally:
         agent.num_waiting -= 1
     if "error" in answer:
@@ -236,9 +245,9 @@ class AgentProcess(EpisodeProcess):
         self.reward: float | None = None
         """Posted since the last request."""
         self._requests: asyncio.Queue[ChatRequest | None] = asyncio.Queue()
-        """None when the agent has ended."""
+        """None when the agent has ended, or closed the connection of a request before its answer."""
         self._answer: asyncio.Future[dict[str, Any]] | None = None
-        self._has_asked = False
+        self._has_asked = self._disconnected = False
         self._output: collections.deque[bytes] = collections.deque(maxlen=4)
         self._reading = asyncio.create_task(self._read())
         self.ended.add_done_callback(lambda _: self._requests.put_nowait(None))
@@ -262,10 +271,15 @@ class AgentProcess(EpisodeProcess):
                 self._answer.set_result(json.loads(request["action"]))
             asked = await self._requests.get()
         reward, self.reward = self.reward, None
-        if asked is not None and not self.ended.done():  # nobody waits for the answer to an agent that has ended
+        # Nobody waits for the answer to an agent that has ended.
+        if asked is not None and not self._disconnected and not self.ended.done():
             self._has_asked = True
             return replace(asked, reward=reward)
-        cause = self.ended.result()
+        if not self.ended.done():  # an agent that ends closes its connections first
+            await asyncio.wait([self.ended], timeout=1.0)
+        cause = self.ended.result() if self.ended.done() else SUCCESS
+        if cause == SUCCESS and self._disconnected:
+            raise EnvironmentFailed("the agent closed a connection before its request was answered")
         if cause == LOST:
             raise EpisodeDied(cause)
         if cause != SUCCESS:
@@ -280,11 +294,16 @@ class AgentProcess(EpisodeProcess):
 
     async def sampled(self, request: ChatRequest) -> dict[str, Any]:
         """The answer to a request, for the gateway."""
-        if self._path not in self._gateway.agents:
+        if self._disconnected or self._path not in self._gateway.agents:
             return _ENDED
         self._answer = asyncio.get_running_loop().create_future()
         self._requests.put_nowait(request)
         return await self._answer
+
+    def record_disconnect(self) -> None:
+        """End the episode: a request's connection was closed before its answer, so no history has what is sampled."""
+        self._disconnected = True
+        self._requests.put_nowait(None)
 
     def kill(self) -> None:
         super().kill()

@@ -88,6 +88,11 @@ class EnvironmentHost:
             ended.over = True
             _free(ended)
 
+    def end_all(self, prefix: str = "") -> None:
+        """End the episodes whose names have this prefix."""
+        for name in [name for name in self._episodes if name.startswith(prefix)]:
+            self.end(name)
+
     def free_idle(self, idle_s: float) -> None:
         """Kill the processes of episodes that were not called for `idle_s`. A later call plays the episode again, and
         must get the same answers."""
@@ -98,17 +103,11 @@ class EnvironmentHost:
 
     async def aclose(self) -> None:
         """End all episodes and processes, and wait for it."""
-        for name in list(self._episodes):
-            self.end(name)
+        self.end_all()
         workers = [*self._private, *([self._worker] if self._worker else [])]
         await asyncio.gather(*(worker.end() for worker in workers))
         if self._gateway is not None:
             await self._gateway.close()
-
-    def pids(self) -> dict[str, int]:
-        """Of the episodes, by name."""
-        processes = {name: episode.process for name, episode in self._episodes.items()}
-        return {name: process.pid for name, process in processes.items() if process and not process.ended.done()}
 
     async def _reply(self, episode: _Episode, call: Call) -> Reply:
         cause = ""
@@ -124,6 +123,9 @@ class EnvironmentHost:
                 return Reply(None, "error", str(error))
             except EpisodeDied as error:
                 cause = f"{self._method(episode)}: the process {error}"
+                _free(episode)
+            except OSError as error:  # the machine has no process or file left
+                cause = f"{self._method(episode)}: the process cannot be started: {error}"
                 _free(episode)
         return Reply(None, "error", f"{cause}, {MAX_DEATHS} times in this call")
 
@@ -181,7 +183,12 @@ class EnvironmentHost:
 
             self._gateway = self._gateway or Gateway(self._config.host)
             create = partial(AgentProcess, self._gateway)
-        process = await worker.start_episode(create)
+        try:
+            process = await worker.start_episode(create)
+        except BaseException:
+            if private:
+                worker.finish()
+            raise
         if private:
             process.ended.add_done_callback(lambda _: worker.finish())
         return process

@@ -186,6 +186,8 @@ def close_output(output: IO[bytes]) -> str:
 MAX_DEATHS = 2
 MAX_FAILED_STARTS = 3
 START_LIMIT_S = 120.0
+MAX_SCARCE, SCARCE_WAIT_S = 60, 1.0
+"""Tries to start a process on a machine that has no free one, and the time between them."""
 EVASION_CPU_SHARE = 0.5
 """Share of the deadline, in CPU time, from which an answer without a verdict is `wrong`."""
 
@@ -294,15 +296,23 @@ class VerifierPool(contextlib.AbstractContextManager["VerifierPool"]):
 
         Raises VerifierFailed after `MAX_FAILED_STARTS` in a row, and when the pool has ended.
         """
+        scarce = 0
         while (process := self._processes[worker]) is None:
-            process = self._processes[worker] = WorkerProcess(self._memory_mb, self._rewards)
-            if self._failure is not None:
-                process.kill()
+            failure = "(none)"
             try:
+                process = self._processes[worker] = WorkerProcess(self._memory_mb, self._rewards)
+                if self._failure is not None:
+                    process.kill()
                 ready = process.receive(time.monotonic() + START_LIMIT_S) is not None
-            except WorkerDied:
-                ready = False
-            output = "(none)" if ready else self._stop(worker)
+            except WorkerDied as error:
+                ready, failure = False, str(error)
+            except OSError as error:  # no free process or file descriptor, which may pass
+                scarce += 1
+                if scarce >= MAX_SCARCE or self._failure is not None:
+                    raise VerifierFailed(f"this machine cannot start a process of the verifier: {error}") from None
+                time.sleep(SCARCE_WAIT_S)
+                continue
+            output = "" if ready else self._stop(worker) or failure
             with self._lock:
                 self._failed_starts = 0 if ready else self._failed_starts + 1
                 failed = self._failed_starts
@@ -337,6 +347,8 @@ class VerifierPool(contextlib.AbstractContextManager["VerifierPool"]):
         if scoring:
             message = process.receive(until)
         if message is not None:
+            if message["detail"] == OUT_OF_MEMORY:  # the process ends; it does not count against the next answer
+                self._stop(worker)
             return Verdict(**message)
         seconds = time.monotonic() - since
         cpu_s = 0.0 if scoring else process.cpu_seconds()

@@ -337,8 +337,13 @@ def serve(sandbox: Sandbox, host: str, port: int, concurrency: int) -> None:
                 # Another type could be sent by any page in a browser on this machine.
                 if not content or request.headers.get("Content-Type", "").partition(";")[0] != "application/json":
                     raise ValueError(f"must be JSON of 1 to {MAX_BODY_BYTES} bytes, with its type")
-                loop = asyncio.get_running_loop()
-                answer = await loop.run_in_executor(threads, sandbox.grade, json.loads(content))
+                body, left = json.loads(content), asyncio.ensure_future(receive())
+                try:
+                    answer = await asyncio.get_running_loop().run_in_executor(
+                        threads, lambda: {} if left.done() else sandbox.grade(body)
+                    )
+                finally:
+                    left.cancel()
         except (ValueError, TypeError, AttributeError, RecursionError, SandboxUnavailable) as error:
             status = 503 if isinstance(error, SandboxUnavailable) else 400
             answer = {"error": str(error) if status == 503 else f"the request {error}"}

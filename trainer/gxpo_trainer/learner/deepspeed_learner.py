@@ -218,11 +218,11 @@ class DeepSpeedLearner:
         parts = [policy_loss(*pair, None, None, without_kl)[1] for pair in zip(passes, loaded.counted, strict=True)]
         loaded.first_pass = statistics_over_ranks(parts, self.device, self.config.learner.sequence_parallel)
 
-    def logprob_gap(self) -> tuple[float, float]:
+    def logprob_gap(self) -> tuple[float | None, float | None]:
         """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all loaded mini-batches,
-        or of the first alone where the first pass of the others is after its update; 0 when there is none."""
+        or of the first alone where the first pass of the others is after its update; None when there is none."""
         metrics = self._first_pass_metrics(self._batches[: self._num_before_update])
-        return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
+        return metrics.get("logprob_gap_mean"), metrics.get("logprob_gap_max")
 
     def backward(self) -> BackwardResult:
         loaded = self._batches[self._index]
@@ -249,7 +249,10 @@ class DeepSpeedLearner:
             loaded.first_pass = statistics
         metrics = finish_statistics(statistics)
         reported = {name: v for name, v in metrics.items() if not name.startswith(("logprob_gap", "importance"))}
-        result = BackwardResult(loss=reported.pop("loss"), grad_norm=self._clip(), statistics=reported)
+        loss = reported.pop("loss")
+        if "cross_entropy" in reported:  # in nats per token, whatever the aggregation of the loss
+            reported["loss"] = reported.pop("cross_entropy")
+        result = BackwardResult(loss=loss, grad_norm=self._clip(), statistics=reported)
         self._finite = result.finite
         return result
 

@@ -18,6 +18,7 @@ from gxpo_trainer.config.base import Phase
 from gxpo_trainer.config.engines import Transport
 from gxpo_trainer.errors import LearnerDied, Stalled
 from gxpo_trainer.learner.rank import LearnerRank, Stage, StepResult
+from gxpo_trainer.runtime.deaths import ACTOR_LOST
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import result_of
 from gxpo_trainer.runtime.ray_session import TracedProcess, end_stalled
@@ -66,10 +67,10 @@ class LearnerGroup:
             ray.remote(LearnerRank).options(**self.placement.learner_options(rank)).remote(self.config, rank, size)
             for rank in range(size)
         ]
-        self.processes = self._get([rank.trace.remote() for rank in self.ranks], "setup")
+        self.processes = self._all("trace", phase="setup")
         ((address, port),) = self._get([self.ranks[0].endpoint.remote()], "setup")
         settings = address, port, self.placement.device, self.placement.learner_threads
-        self.attention = str(self._get([rank.setup.remote(*settings) for rank in self.ranks], "setup")[0])
+        self.attention = str(self._all("setup", *settings, phase="setup")[0])
         self._built = True
 
     def restart(self) -> None:
@@ -98,33 +99,32 @@ class LearnerGroup:
         self.kill()
 
     def park(self) -> None:
-        self._get([rank.park.remote() for rank in self.ranks], "updating")
+        self._all("park")
 
     def unpark(self) -> None:
-        self._get([rank.unpark.remote() for rank in self.ranks], "updating")
+        self._all("unpark")
 
     def trim(self) -> None:
-        self._get([rank.trim.remote() for rank in self.ranks], "updating")
+        self._all("trim")
 
     def perturb(self, scale: float, seed: int) -> None:
         self.devices.need("updating")
-        self._get([rank.perturb.remote(scale, seed) for rank in self.ranks], "updating")
+        self._all("perturb", scale, seed)
 
     def restore(self) -> None:
         self.devices.need("updating")
-        self._get([rank.restore.remote() for rank in self.ranks], "updating")
+        self._all("restore")
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Fill a checkpoint folder; the rule's state. Raises OSError when a rank cannot write."""
         self.devices.need("updating")
-        state: dict[str, Any] = self._get([rank.save.remote(str(folder)) for rank in self.ranks], "checkpointing")[0]
+        state: dict[str, Any] = self._all("save", str(folder), phase="checkpointing")[0]
         return state
 
     def load(self, folder: Path, rule_state: dict[str, Any]) -> str | None:
         """Continue from a checkpoint; what was resharded, None for the same layout."""
         self.devices.need("updating")
-        calls = [rank.load.remote(str(folder), rule_state) for rank in self.ranks]
-        resharded: str | None = self._get(calls, "checkpointing")[0]
+        resharded: str | None = self._all("load", str(folder), rule_state, phase="checkpointing")[0]
         return resharded
 
     def nodes(self) -> list[str]:
@@ -139,7 +139,7 @@ class LearnerGroup:
             # An adapter is small and always goes through the host.
             if self.config.learner.lora is not None and self.transport in ("nccl", "cuda_ipc"):
                 self.transport = "shared_memory" if one_node else "object_store"
-        parts = self._get([rank.next_bucket.remote(version, index, self.transport) for rank in self.ranks], "syncing")
+        parts = self._all("next_bucket", version, index, self.transport, phase="syncing")
         bucket: WeightBucket = parts[0][0]
         if bucket.transport == "cuda_ipc":
             # A worker maps the bucket of the rank on its own GPU.
@@ -185,6 +185,10 @@ class LearnerGroup:
         copies = self.config.learner.sequence_parallel
         return [share for share in shard(batch, self.config.data_ranks) for _ in range(copies)]
 
+    def _all(self, method: str, *arguments: Any, phase: Phase = "updating") -> list[Any]:
+        """Results of one method of every rank."""
+        return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks], phase)
+
     def _get(self, calls: list[Any], phase: Phase) -> list[Any]:
         """Results of all ranks. Gives up when one rank dies or stalls, because its peers would wait for ever."""
         pending = list(calls)
@@ -194,7 +198,7 @@ class LearnerGroup:
                 pending = [call for call in pending if call not in ready]
                 result_of(ready)
             return list(result_of(calls))
-        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
+        except (*ACTOR_LOST, Stalled) as error:
             if isinstance(error, Stalled):
                 hung = [rank for rank, call in enumerate(calls) if call in pending]
                 processes = dict(enumerate(self.processes))

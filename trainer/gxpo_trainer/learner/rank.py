@@ -35,13 +35,16 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the learner reports of one training step; passes are in units of the full step batch."""
+    """What the learner reports of one training step; passes are in units of the full step batch.
+
+    gap_mean, gap_max: None where no token is in the loss.
+    """
 
     metrics: Metrics
     backward_passes: float
     diagnostic_passes: float
-    gap_mean: float
-    gap_max: float
+    gap_mean: float | None
+    gap_max: float | None
     finite: bool
     fallback: str | None
     update_s: float
@@ -100,7 +103,6 @@ class LearnerRank:
             device="gpu" if device == "gpu" else "cpu",
         )
         self.rule = make_rule(self.config.learner.rule)
-        self._plain_rule = make_rule(GrpoRule())
         return self.learner.attention
 
     def train_step(
@@ -123,7 +125,7 @@ class LearnerRank:
             floor = self.config.diagnostics.noise_floor
             extra, diagnostic_passes = take_diagnostics(self.learner, self.rule, noise_floor=floor)
         measured = time.perf_counter()
-        rule = self._plain_rule if stage == "warm_start" else self.rule
+        rule = make_rule(GrpoRule()) if stage == "warm_start" else self.rule
         reports: list[StepReport] = []
         for index in range(len(batches)):
             self.learner.use_batch(index)
@@ -232,7 +234,7 @@ class LearnerRank:
             self.learner.publish()
         self._unperturbed = None
 
-    def gap(self, batch: StepBatch) -> tuple[float, float]:
+    def gap(self, batch: StepBatch) -> tuple[float | None, float | None]:
         """Mean and largest log-prob gap to the sampler's scores of a batch. Changes no weights. Collective.
 
         At temperature 1, as vLLM scores prompts.

@@ -46,6 +46,7 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
     publishes: whether it is rank 0, which on a host holds the weights that samplers read.
     """
     shard, learner = inputs.shard, inputs.config.learner
+    diagnosed = learner.rule.family == "look-ahead" and inputs.config.diagnostics.trajectory_every > 0
     weight_ranks = inputs.config.placement.learner_ranks if learner.zero_stage == 3 else 1
     parts = {
         "weights": -(-inputs.parameters // weight_ranks) * inputs.item,
@@ -53,6 +54,7 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
         "gradients": gradient_bytes(inputs),
         "optimizer": 4 * inputs.num_moments * shard,
         "rule buffers": 4 * learner.rule.shard_buffers(inputs.num_moments) * shard,
+        "diagnostics": 4 * diagnosed * (1 + inputs.num_moments) * shard,
         "reference": reference_bytes(inputs, load),
         "communication": communication_bytes(inputs),
         "activations": activation_bytes(inputs, peak_tokens(inputs, load)) + mask_bytes(inputs, load),
@@ -66,7 +68,7 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
 def released_parts(inputs: Inputs) -> frozenset[str]:
     """Parts that a learner on shared GPUs releases before the sampler's weights wake. DeepSpeed keeps buffers for the
     gradients of stage 3, and of stage 1 in bf16; the reference of stage 3 stays as well."""
-    released, learner = {"activations", "logits", "rule buffers"}, inputs.config.learner
+    released, learner = {"activations", "logits", "rule buffers", "diagnostics"}, inputs.config.learner
     if learner.zero_stage < 3:
         released.add("reference")
         if learner.zero_stage != 1 or learner.precision == "fp32":

@@ -39,7 +39,7 @@ import httpx
 from gxpo_trainer import plugins
 from gxpo_trainer.compare.rows import flatten
 from gxpo_trainer.config.run import LoggingConfig
-from gxpo_trainer.jsonl import Row, decode_number
+from gxpo_trainer.jsonl import Row, decode_number, replace_file
 from gxpo_trainer.reporting.outcome import OUTCOME
 from gxpo_trainer.reporting.reading import METRICS, SAMPLES, lines_from, read_identity
 
@@ -382,9 +382,7 @@ class Feed:
 
     def _note(self, **sent: int) -> None:
         self._sent |= sent
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(self._sent))
-        part.replace(self._path)
+        replace_file(self._path, json.dumps(self._sent))
 
 
 class Trackers:

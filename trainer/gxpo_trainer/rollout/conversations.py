@@ -186,11 +186,12 @@ class Conversations:
         environments: EnvironmentHandle,
         config: EnvironmentConfig,
         intake: Intake,
+        name: str = "",
     ) -> None:
         self._engine, self._tokenizer, self._sampling, self._max_length = engine, tokenizer, sampling, max_length
         self._environments, self._config, self._intake = environments, config, intake
         self._branches = isinstance(config, AgentConfig) or rewrites_turns(tokenizer)
-        self._key = uuid.uuid4().hex
+        self._key = f"{name}{uuid.uuid4().hex}"
         self._groups: dict[int, OpenGroup] = {}
         self._in_engine: dict[int, OpenEpisode] = {}
         """By the id of their response."""
@@ -367,10 +368,10 @@ class Conversations:
 
     def _sample(self, episode: OpenEpisode) -> Sample:
         conversation = episode.conversation
+        reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
         if not episode.rows:
             none = np.zeros(0, np.int32), np.zeros(0, np.float32)
-            return Sample(conversation.written, *none, "stop", (), np.zeros(0, np.bool_), conversation.episode)
-        reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
+            return Sample(conversation.written, *none, reason, (), np.zeros(0, np.bool_), conversation.episode)
         samples = []
         for row in episode.rows:
             response, prompt = row.response, np.asarray(row.parts[0][1], dtype=np.int32)

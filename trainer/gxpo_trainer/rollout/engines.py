@@ -16,6 +16,7 @@ from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import LearnerDied, Stalled, TrainingError, WeightsUnavailable
 from gxpo_trainer.rollout.environments import EnvironmentHandle
 from gxpo_trainer.rollout.sampler import SamplerSettings, remote_sampler
+from gxpo_trainer.runtime.deaths import ACTOR_LOST
 from gxpo_trainer.runtime.locks import remove_if_abandoned
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, end_stalled
@@ -146,7 +147,7 @@ class Engines:
         """Take the answer of an engine that was starting; False when it died and is starting again."""
         try:
             status = self.placement.group.get(engine.status, "setup")
-        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
+        except (*ACTOR_LOST, Stalled) as error:
             self.restart(engine, error)
             return False
         engine.status, engine.version = None, status["version"]
@@ -174,6 +175,8 @@ class Engines:
             raise TrainingError(f"the {name} {what} {engine.restarts} times in a row; see events.jsonl") from error
         # An unreachable actor may still be alive and hold its resources.
         ray.kill(engine.actor, no_restart=True)
+        if self._environments is not None:
+            self._environments.end_all(_name(engine.index, engine.starts))
         engine.actor = engine.status = engine.version = engine.stream_id = None
         if self._may_start:
             self._start_again(engine)
@@ -226,7 +229,7 @@ class Engines:
         for engine, call in calls:
             try:
                 results.append(self.placement.group.get(call, phase))
-            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
+            except (*ACTOR_LOST, Stalled) as error:
                 self.restart(engine, error)
             except WeightsUnavailable as error:
                 unavailable = error
@@ -285,7 +288,7 @@ class Engines:
         if sending is not None:
             try:
                 self.placement.group.get(sending, "syncing")
-            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
+            except (*ACTOR_LOST, Stalled) as error:
                 raise LearnerDied(str(error).strip().splitlines()[0]) from error
         return results
 
@@ -332,10 +335,15 @@ class Engines:
     def _new_actor(self, index: int, start: int) -> tuple[Any, Any, float]:
         # A new seed for each start: the same one would repeat the first responses of the run.
         key = f"{self._config.seed}/{self._attempt}/{start}" + (f"/{index}" if index else "")
-        settings = replace(self._settings, seed=seed_of(key))
+        settings = replace(self._settings, seed=seed_of(key), name=_name(index, start))
         options = self.placement.sampler_options(index)
         actor = remote_sampler().options(**options).remote(settings, self._environments)
         return actor, actor.status.remote(), self.placement.group.watch.running_s
+
+
+def _name(index: int, start: int) -> str:
+    """Prefix of the names of the episodes of one start of an engine, for example `0.1/`."""
+    return f"{index}.{start}/"
 
 
 def seed_of(key: str) -> int:

@@ -70,6 +70,10 @@ class EnvironmentHandle:
         """The episode needs its process no longer. May be called for an unknown or ended episode."""
         self.actor.end.remote(episode)
 
+    def end_all(self, prefix: str) -> None:
+        """End the episodes of an engine that was lost, whose names have this prefix."""
+        self.actor.end_all.remote(prefix)
+
     def kill(self) -> None:
         """End the actor and its processes."""
         # A process that an episode has started survives when its ancestors are killed all at once.
@@ -128,8 +132,8 @@ def start_environments(config: RunConfig, placement: Placement) -> EnvironmentHa
         return None
     # Placed with the verifier, whose logical CPUs it shares: a run waits for one or the other. Ray itself restarts it
     # and repeats the calls: the engines, not this process, wait for them.
-    options = {"num_cpus": 0, "max_concurrency": 10_000, "max_restarts": -1, "max_task_retries": -1}
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
     options = placement.verifier_options() | options
-    # An engine that samples a turn for longer has stalled, or was restarted.
+    # For a call that a lost engine made just before its episodes were ended; no turn is sampled for longer.
     idle_s = 2 * max(config.timeouts.sampling_s, config.timeouts.evaluating_s)
     return EnvironmentHandle(ray.remote(EnvironmentActor).options(**options).remote(config.environment, idle_s))

@@ -26,6 +26,7 @@ from gxpo_trainer.rollout.environments import EnvironmentHandle, start_environme
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
 from gxpo_trainer.rollout.vllm_driver import Sampled, SampleRequest, SamplingSettings
+from gxpo_trainer.runtime.deaths import ACTOR_LOST
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import result_of
 from gxpo_trainer.runtime.ray_session import Event
@@ -251,10 +252,10 @@ class Collection:
         """Whether no engine works on a request: all are finished, or no engine is sampling."""
         return self._dispatcher.done or not self._streams
 
-    def advance(self, calls: Sequence[Any] = ()) -> list[Any]:
+    def advance(self, calls: Sequence[Any] = (), phase: Phase = "updating") -> list[Any]:
         """Give the engines their requests, wait until something is ready and handle it.
 
-        calls: of other actors, to wait for as well; those that are ready.
+        calls: of the learner, to wait for as well; those that are ready. phase: the learner's.
         """
         for stream, (engine, actor) in [*self._streams.items()]:
             if engine.actor is not actor:  # its death was noticed elsewhere
@@ -268,7 +269,7 @@ class Collection:
                 engine.actor.submit.remote(self._stream_id, requests, False)
         self.note_activity()
         starting = {engine.status: engine for engine in self._pool.engines.all if engine.starting}
-        ready = self._wait_for_one(calls, starting)
+        ready = self._wait_for_one(calls, starting, phase)
         for item in ready:
             if item in self._streams:
                 self._receive(item)
@@ -333,22 +334,26 @@ class Collection:
         for engine, _ in self._streams.values():
             self._pool.timeline.enter(engine.name, "sampling" if self._dispatcher.open[engine.index] else None)
 
-    def _wait_for_one(self, calls: Sequence[Any], starting: dict[Any, Engine]) -> list[Any]:
+    def _wait_for_one(self, calls: Sequence[Any], starting: dict[Any, Engine], phase: Phase = "updating") -> list[Any]:
         """The calls, streams and starting engines that are ready next; none after a stall, when the engines that
-        stalled were restarted."""
+        stalled were restarted. phase: of the calls."""
         pending = [stream for stream, (engine, _) in self._streams.items() if self._dispatcher.open[engine.index]]
-        training = any(request.rewards for request in self._requests.values())
-        phase: Phase = "sampling" if training or not self._requests else "evaluating"
-        if not pending and (calls or starting):
-            phase = "updating" if calls else "setup"
+        idle = not pending and bool(calls or starting)
+        if not idle:
+            # Not of what waits, or is finished and not collected yet.
+            at_work = {index for indices in self._dispatcher.open.values() for index in indices}
+            rewards = [r.rewards for index, r in self._requests.items() if not at_work or index in at_work]
+            phase = "sampling" if any(rewards) or not rewards else "evaluating"
+        elif not calls:
+            phase = "setup"
         try:
             ready = self._pool.group.wait_for_one([*calls, *self._streams, *starting], phase)
         except Stalled as error:
-            if phase == "updating":
+            if idle and calls:
                 raise  # the learner's
-            for stream in [] if phase == "setup" else pending or [*self._streams]:
+            for stream in [] if idle else pending or [*self._streams]:
                 self._forget(stream, error)
-            for engine in starting.values() if phase == "setup" else ():
+            for engine in starting.values() if idle else ():
                 self._pool.engines.restart(engine, error)
             ready = []
         self._pool.engines.restart_overdue(ready)
@@ -361,7 +366,7 @@ class Collection:
             item: Sampled = result_of(reference)
         except StopIteration:
             self._forget(stream)
-        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+        except ACTOR_LOST as error:
             self._forget(stream, error)
         else:
             self._busy_s += item.busy_s

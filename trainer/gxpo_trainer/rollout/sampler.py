@@ -51,7 +51,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
     """A sampling engine of a run. model: a transformers folder or a hub name. colocated: with a learner rank on its
-    GPU. initial_version: of the weights in the folder, None when a sync must come first."""
+    GPU. initial_version: of the weights in the folder, None when a sync must come first. name: the prefix of
+    the names of its episodes."""
 
     config: RunConfig
     model: str
@@ -60,6 +61,7 @@ class SamplerSettings:
     seed: int = 0
     colocated: bool = False
     initial_version: int | None = None
+    name: str = ""
 
     @property
     def sleeps(self) -> bool:
@@ -137,7 +139,8 @@ class SamplerActor:
         groups: SingleTurns | Conversations = SingleTurns(*common)
         if self.environments is not None and config.multi_turn:
             kind = AgentConversations if isinstance(config, AgentConfig) else Conversations
-            groups = kind(*common, environments=self.environments, config=config, intake=intake)
+            name = self._settings.name
+            groups = kind(*common, environments=self.environments, config=config, intake=intake, name=name)
         try:
             idle = False
             while not intake.aborted:

@@ -34,7 +34,7 @@ class Rollouts:
     idle_fraction: share of the time in which an engine ran no step, mean over engines; where the engines sample ahead
     of the learner, of the time since the batch before. engines_alive: engines that were ready at the end. http: cost of
     reward components over HTTP, of resampled groups too; None in a run without them. replaced: groups of equal rewards
-    that others have taken the place of.
+    that others have taken the place of. sampling_s: None where the engines sample several batches at the same time.
     """
 
     groups: list[ScoredGroup]
@@ -42,7 +42,7 @@ class Rollouts:
     rollout_s: float
     verify_s: float
     num_resampled: int
-    sampling_s: float
+    sampling_s: float | None
     idle_fraction: float = 0.0
     engines_alive: int = 1
     num_dropped: int = 0
@@ -96,15 +96,17 @@ class RolloutPlanner:
             if len(kept) >= num_groups or len(parts) > limit:
                 break
             part = collect(self.requests(self.draw(num_groups - len(kept)), step, len(parts)))
-        # Filled up with zero-variance groups, which have no gradient, so that the batch keeps its size.
+        # Filled up with zero-variance groups, which have no gradient, so that the batch keeps its size; spread evenly,
+        # so that every mini-batch has its share of the others.
         missing = max(0, num_groups - len(kept))
-        kept += flat[:missing]
+        places = [((i + 0.5) / len(part), group) for part in (kept, flat[:missing]) for i, group in enumerate(part)]
+        groups = [group for _, group in sorted(places, key=lambda place: place[0])]
         sampled = [group for part in parts for group in part.groups]
         rollout_s = sum(part.rollout_s for part in parts)
         elapsed_s = sum(part.elapsed_s for part in parts)
         busy_s = sum(part.busy_s for part in parts)
         return Rollouts(
-            kept,
+            groups,
             sum(sample.num_sampled for scored in sampled for sample in scored.group.samples),
             rollout_s,
             sum(part.verify_s for part in parts),
@@ -161,7 +163,7 @@ class OnPolicyRollouts:
     `sync(t)`, which returns None where it is put off. `serve` waits for one of the learner's calls, and raises Stalled
     when the learner does not return within the time-out of the phase, whatever the engines do. `collect` samples, by
     the learner's weights, what belongs to no step. `discard` drops what was sampled for coming steps: the learner has
-    lost the weights that sampled it.
+    lost the weights that sampled it. `finish` drops it because no step follows; what remains is `collect`.
     """
 
     sync_due = False
@@ -183,6 +185,9 @@ class OnPolicyRollouts:
         self._planner.cursor.load_state_dict(state)
 
     def discard(self) -> None:
+        pass
+
+    def finish(self) -> None:
         pass
 
 
@@ -261,6 +266,10 @@ class DatasetSource:
         if self._after is not None:
             self._after.discard()
 
+    def finish(self) -> None:
+        if self._other is not None:
+            self._other.finish()
+
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
@@ -268,7 +277,6 @@ class _Planned:
 
     prompts: list[int]
     requests: list[int]
-    begun: float
 
 
 class AsyncRollouts:
@@ -294,7 +302,7 @@ class AsyncRollouts:
         """Prompts of steps whose batches were under way at the checkpoint."""
         self._next_step = 1
         self._learner_version = self._engine_version = 0
-        self._learner_busy = self._syncing = False
+        self._learner_busy = self._syncing = self._finished = False
 
     def batch(self, step: int) -> Rollouts:
         collection, planned = self._open(), self._planned.pop(step)
@@ -302,7 +310,7 @@ class AsyncRollouts:
         rollouts = self._planner.complete(first, step, self._collect_now)
         rollouts = self._replace_stale(rollouts, step)
         collection.note_activity()
-        return replace(rollouts, sampling_s=self._pool.group.watch.working_s - planned.begun - rollouts.verify_s)
+        return replace(rollouts, sampling_s=None)
 
     @property
     def sync_due(self) -> bool:
@@ -325,7 +333,7 @@ class AsyncRollouts:
         self._learner_busy = True
         since = group.watch.running_s
         try:
-            while not (ready := self._collection.advance(calls)):
+            while not (ready := self._collection.advance(calls, phase)):
                 group.watch.check_since(since, phase)
             return ready
         finally:
@@ -363,6 +371,15 @@ class AsyncRollouts:
             self._collection.abort()
         self._collection = None
         self._planned.clear()
+        self._finished = False
+
+    def finish(self) -> None:
+        if self._planned:
+            state = self.state_dict()
+            self.discard()
+            self.load_state_dict(state)  # a resumed run with a higher budget samples these prompts
+            self._collection = self._new_collection()
+        self._finished = True
 
     def _open(self) -> Collection:
         assert self._collection is not None, "sync comes first"
@@ -376,11 +393,14 @@ class AsyncRollouts:
             self._syncing = False
         self._engine_version = self._learner_version
         if self._collection is None:
-            self._collection = Collection(self._pool, self._planner.sampling, self._usable_engines)
+            self._collection = self._new_collection()
             self._next_step = self._learner_version + 1
         self._collection.open_streams()
         self._plan()
         return synced
+
+    def _new_collection(self) -> Collection:
+        return Collection(self._pool, self._planner.sampling, self._usable_engines)
 
     def _usable_engines(self) -> list[Engine]:
         """Engines that hold a version; while the learner is idle, those that have started again are synced first."""
@@ -398,6 +418,8 @@ class AsyncRollouts:
 
     def _plan(self) -> None:
         """Request the batches that the engines' version may sample."""
+        if self._finished:
+            return
         last = self._engine_version + 1 + self._depth
         every = self._config.checkpoint.every_steps
         if self._deterministic and every:
@@ -408,7 +430,7 @@ class AsyncRollouts:
             size = self._config.rollout.prompts_per_step
             prompts = self._drawn.pop(step, None) or self._planner.draw(size)
             requests = self._planner.requests(prompts, step, version=self._engine_version)
-            self._planned[step] = _Planned(prompts, self._open().add(requests), self._pool.group.watch.working_s)
+            self._planned[step] = _Planned(prompts, self._open().add(requests))
             self._next_step = step + 1
 
     def _collect_now(self, requests: Sequence[SampleRequest]) -> Collected:

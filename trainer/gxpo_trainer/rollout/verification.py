@@ -23,6 +23,7 @@ from gxpo_trainer.grading.pool import Pair, VerifierPool
 from gxpo_trainer.grading.rewards import OWN, URLS, tokens
 from gxpo_trainer.plugins import check_address
 from gxpo_trainer.rollout.vllm_driver import Sampled
+from gxpo_trainer.runtime.deaths import ACTOR_LOST
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, end_stalled, trace_this_process
 from gxpo_trainer.types import EXTRA_KEY, Group, HttpUsage, Sample, Verdict, VerdictStatus
@@ -236,7 +237,7 @@ class VerifierHandle:
                         self._placement.group.get(self._traced, "setup")
                     scored = self._placement.group.get(reference, "verifying")
                     verdicts.update(zip(submitted.indices, scored, strict=True))
-                except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, Stalled) as error:
+                except (*ACTOR_LOST, Stalled) as error:
                     if submitted.actor is self.actor:  # else it has been restarted since
                         restarts += 1
                         self._restart(restarts, error)

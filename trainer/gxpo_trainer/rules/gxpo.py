@@ -18,6 +18,7 @@ Buffers in addition to parameters, gradient and optimizer state: θ⁰ and g⁰ 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -94,8 +95,9 @@ class GXPO(GatedLookAhead):
         learner.publish()
         passes.append(learner.backward())
         if not passes[-1].finite:
-            self._return_to_first_probe(learner, theta0)
-            return self._report(learner, passes, theta0, metrics)
+            repeated = self._return_to_first_probe(learner, theta0)
+            report = self._report(learner, passes, theta0, metrics)
+            return replace(report, backward_passes=len(passes) + repeated)
         if predictor.holds_gradient:
             cos = cosine(learner, self.buffers.probe, learner.gradients())
             if cos is not None:
@@ -125,23 +127,25 @@ class GXPO(GatedLookAhead):
             state.set_step(state.step + self.settings.k - self.settings.probes)
         return metrics | predictor.metrics(sums)
 
-    def _return_to_first_probe(self, learner: RuleLearner, theta0: list[Tensor]) -> None:
-        """After a corrective gradient that is not finite: θ¹, the plain GRPO step.
+    def _return_to_first_probe(self, learner: RuleLearner, theta0: list[Tensor]) -> int:
+        """After a corrective gradient that is not finite: θ¹, the plain GRPO step; the passes that this took.
 
-        `displacement` holds θ¹. `rollback` holds the state that led to it, so the step is repeated. The others use the
-        optimizer's step from θ⁰ with the moments after the probes; with one probe, and for plain gradient descent, that
-        is θ¹ itself. Where nothing of the first probe is left (one probe without moments, or rolled back) the step is
-        skipped.
+        `displacement` holds θ¹. `rollback` holds the state that led to it, so the step is repeated; with `displacement`
+        by a pass of its own, because g⁰ is not held. The others use the optimizer's step from θ⁰ with the moments after
+        the probes; with one probe, and for plain gradient descent, that is θ¹ itself. Where nothing of the first probe
+        is left (one probe without moments, or rolled back) the step is skipped.
         """
         live = learner.parameters()
         g0 = self.buffers.probe
+        rolled_back = self.settings.probe_state == "rollback"
         if self.predictor.holds_point:
-            snapshot(g0, live)
+            snapshot(theta0 if rolled_back else g0, live)
             learner.publish()
-            return
+            if rolled_back and learner.backward().finite:
+                learner.optimizer_step()
+            return int(rolled_back)
         recurrence, state = learner.recurrence(), learner.optimizer_state()
         moments = [state.moments()[name] for name in recurrence.moment_names]
-        rolled_back = self.settings.probe_state == "rollback"
         snapshot(theta0, live)
         if rolled_back and g0:
             for theta, gradient, *parts in chunks(live, g0, *moments):
@@ -151,6 +155,7 @@ class GXPO(GatedLookAhead):
             for theta, gradient, *parts in chunks(live, g0 or live, *moments):
                 theta.add_(recurrence.displacement(theta, parts, gradient, state.step))
         learner.publish()
+        return 0
 
     def _report(self, learner: RuleLearner, passes: Passes, theta0: list[Tensor], metrics: Metrics) -> StepReport:
         if self.settings.probes == 2 and passes[1].finite:

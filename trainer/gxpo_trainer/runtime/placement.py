@@ -172,7 +172,7 @@ class Placement:
             **self.group.sampler_options(0),
             "num_cpus": self.cpus.verifier,
             "num_gpus": 0,
-            "max_concurrency": 64,
+            "max_concurrency": 10_000,
             "runtime_env": {"env_vars": _thread_variables(1)},
         }
 

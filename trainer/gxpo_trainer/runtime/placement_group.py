@@ -67,6 +67,7 @@ def describe(resources: Mapping[str, float]) -> str:
 MIN_WAIT_S = 30.0
 """Free bundles are placed in milliseconds; those that another run is releasing take seconds."""
 _POLL_S = 1.0
+_WAIT_SLICE_S = 10
 _MAX_BACKOFF_S = 16.0
 
 
@@ -122,19 +123,25 @@ class RunPlacementGroup:
         while not (ready := ray.wait([*calls], num_returns=1, timeout=min(_POLL_S, watch.remaining_s))[0]):
             if self.handle is not None:
                 # A call to an actor whose bundle cannot be rescheduled never returns.
-                with watch.excluded():
-                    self._await_rescheduling()
+                self._await_rescheduling()
             watch.check()
         watch.progressed()
         return list(ready)
 
     def _await_rescheduling(self) -> None:
-        if not self.handle.wait(timeout_seconds=math.ceil(self.wait_s)):
-            raise TrainingError(
-                f"a node of this run was lost, and no other node had room for its processes within "
-                f"{self.wait_s:.0f} s (placement.wait_s); add workers, then retry",
-                reason="no_resources",
-            )
+        # In slices: the watchdog does not know that a wait is excluded before it ends, and no signal interrupts it.
+        left = math.ceil(self.wait_s)
+        while True:
+            with self.watch.excluded():
+                if self.handle.wait(timeout_seconds=min(left, _WAIT_SLICE_S)):
+                    return
+            self.watch.check_interrupted()
+            if (left := left - _WAIT_SLICE_S) <= 0:
+                raise TrainingError(
+                    f"a node of this run was lost, and no other node had room for its processes within "
+                    f"{self.wait_s:.0f} s (placement.wait_s); add workers, then retry",
+                    reason="no_resources",
+                )
 
     def back_off(self, restarts: int) -> None:
         """Sleep before the n-th restart of an actor: until Ray notices a lost node (about 30 s) it schedules actors

@@ -44,7 +44,7 @@ class ProgressWatch:
     def begin(self, phase: Phase) -> None:
         """Enter a phase, or wait for its next answer. Raises Interrupted as `check` does."""
         self.phase, self._since = phase, self._clock()
-        self._check_interrupted()
+        self.check_interrupted()
 
     def progressed(self) -> None:
         """The wait was answered, or nothing is waited for."""
@@ -97,14 +97,15 @@ class ProgressWatch:
 
     def check(self) -> None:
         """Raise Stalled when the phase has made no progress within its limit, Interrupted when the run must stop."""
-        self._check_interrupted()
+        self.check_interrupted()
         if self.remaining_s > 0:
             return
         error = _stalled(self.phase, self.idle_s, self.timeouts)
         self.exclude(self.idle_s)
         raise error
 
-    def _check_interrupted(self) -> None:
+    def check_interrupted(self) -> None:
+        """Raise Interrupted when the run must stop and the wait is abandonable."""
         if self._abandonable and self.phase in _ABANDONABLE and self._interrupted():
             raise Interrupted
 

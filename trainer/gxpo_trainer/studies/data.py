@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -20,10 +21,11 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
-from gxpo_trainer.compare.rows import forward_passes
+from gxpo_trainer.compare.rows import conditions_of, forward_passes
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
 from gxpo_trainer.config.components import CHOICES
 from gxpo_trainer.config.messages import config_error
+from gxpo_trainer.config.tasks import EMBEDDED_TASKS
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 from gxpo_trainer.reporting.reading import has_curve, load_run, read_identity, read_metrics
@@ -33,6 +35,8 @@ from gxpo_trainer.studies.runner import REGISTERED, read_result, read_results
 STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"
 _COLUMNS = ("backward_passes", "tokens", "hours", "accuracy", "ci_low", "ci_high")
 """Arrays of a curve that evaluations.parquet has as numbers, besides the step."""
+_RECORDED = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
+"""What is kept of the first run of each folder."""
 MEDIANS = {
     "gxpo/theta_k_relative_error": "error of θᴷ",
     "gxpo/retention_mean": "retention",
@@ -93,16 +97,12 @@ def collect(study: Study, root: Path, earlier: StudyData | None = None) -> Study
     own = {key: result for key in results if (result := read_result(study, root, key)) is not None}
     curves = {key: load_run(root / key.folder) for key in own if has_curve(root / key.folder)}
     runs = [_run_row(key, result, curves.get(key), root / key.folder) for key, result in own.items()]
-    conditions = _conditions(study, root, list(own), curves) if own else {}
-    if earlier is None or len(own) == len(results):
-        return StudyData(study, conditions, runs, curves)
-    kept = [row for row in earlier.runs if key_of(row) in results.keys() - own.keys()]
-    parts = [part for of in (earlier.conditions, conditions) for part in of.get("parts", ())]
-    unequal = [name for of in (earlier.conditions, conditions) for name in of.get("unequal", ())]
-    conditions |= earlier.conditions | {"unequal": list(dict.fromkeys(unequal))}
-    conditions["parts"] = [part for number, part in enumerate(parts) if part not in parts[:number]]
-    earlier_curves = {key: earlier.curves[key] for row in kept if (key := key_of(row)) in earlier.curves}
-    return StudyData(study, conditions, kept + runs, earlier_curves | curves)
+    kept = [row for row in earlier.runs if key_of(row) in results.keys() - own.keys()] if earlier else []
+    before = earlier.conditions if earlier and kept else {}
+    conditions = _conditions(study, root, list(own), curves, before) if own else before
+    earlier_curves = earlier.curves if earlier else {}
+    kept_curves = {key: earlier_curves[key] for row in kept if (key := key_of(row)) in earlier_curves}
+    return StudyData(study, conditions, kept + runs, kept_curves | curves)
 
 
 def write(data: StudyData, folder: Path) -> None:
@@ -193,9 +193,11 @@ def _curves(study: Study, key: RunKey, rows: list[Row], row_of_run: Row) -> RunC
     return RunCurves(key.folder, study.arms[key.arm].label, key.seed, curve)
 
 
-def _conditions(study: Study, root: Path, keys: list[RunKey], curves: dict[RunKey, RunCurves]) -> dict[str, Any]:
-    """Machine and versions of the first run, what differs between arms and should not, what was registered, and code
-    and machine of each folder that runs were collected from."""
+def _conditions(
+    study: Study, root: Path, keys: list[RunKey], curves: dict[RunKey, RunCurves], before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Machine, versions, policy and data of the first run, what differs between arms and from the data before and
+    should not, what was registered, and the first of each folder that runs were collected from."""
     identity = read_identity(root / keys[0].folder)
     by_arm: dict[str, list[RunCurves]] = {}
     for key, run in curves.items():
@@ -210,11 +212,34 @@ def _conditions(study: Study, root: Path, keys: list[RunKey], curves: dict[RunKe
     if allowed & {"teacher.path", "rollout.source"}:
         allowed.add("data_sha256.teacher.path")  # of its weights
     within = tuple(f"{name}." for name in allowed | chosen)
-    differences = find_differences(groups) if groups else []
-    unequal = [d.setting for d in differences if not f"{d.setting}.".startswith(within)]
-    kept = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
-    parts = [{name: identity.get(name) for name in ("code", "hardware")}]
+    first = {name: identity.get(name) for name in _RECORDED}
+    differences = [difference.setting for difference in find_differences(groups)] if groups else []
+    parts = [first]
+    if before:
+        # The first versions kept less of a part.
+        earliest, *others = before.get("parts") or [{}]
+        parts = [{name: before.get(name) for name in _RECORDED} | earliest, *others, first]
+        differences += _unequal_folders(before, first)
+    unequal = [name for name in differences if not f"{name}.".startswith(within)]
     file = root / REGISTERED
     registered = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    first = {name: identity.get(name) for name in kept}
-    return {**first, "unequal": unequal, "registered": registered, "parts": parts}
+    return {**first, "registered": registered, **before} | {
+        "unequal": list(dict.fromkeys([*before.get("unequal", ()), *unequal])),
+        "parts": [
+            part
+            for number, part in enumerate(parts)
+            if part not in parts[:number] and not any(part.items() < other.items() for other in parts)
+        ],
+    }
+
+
+def _unequal_folders(before: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
+    """Policy, data and packages that both folders name and that differ. The report names differences of code itself,
+    and generated problems depend on the run's seed."""
+    recorded, now = (conditions_of(of, {}, {}) for of in (before, first))
+    return [
+        name
+        for name, value in recorded.items()
+        if name != "code.sha256" and now.get(name, value) != value
+        if not ("/" in name and name.rpartition("/")[2] in EMBEDDED_TASKS)
+    ]

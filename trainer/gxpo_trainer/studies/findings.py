@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -40,21 +40,23 @@ class ArmFindings:
     """One arm. final, plateau: accuracies; plateau: NaN where a run ended before it. tuning: (point, mean accuracy over
     its seeds, seeds, diverged), by rate.
 
-    tuning_runs: 0 for an arm with another's rate. at_end: the best rate is the highest that was tried. against: plateau
-    against the baseline; None for the baseline, and without a plateau. equal: accuracy against the baseline's at equal
-    costs. sweep: costs to the targets, by axis. fewer: p-value by axis that its cost differs from the baseline's at
-    every target, in one direction; None where a target is not reached. medians: of the diagnostics, over seeds.
+    tested: whether its comparison with the baseline is. tuning_runs: 0 for an arm with another's rate. edge: the best
+    rate is the lowest or highest of several that were tried. against: plateau against the baseline; None for the
+    baseline, and without a plateau. equal: accuracy against the baseline's at equal costs. sweep: costs to the targets,
+    by axis. fewer: p-value by axis that its cost differs from the baseline's at every target, in one direction; None
+    where a target is not reached, and for an arm that is not tested. medians: of the diagnostics, over seeds.
     """
 
     arm: str
     label: str
+    tested: bool
     point: Point
     seeds: tuple[int, ...]
     final: Interval
     plateau: Interval
     tuning: tuple[tuple[Point, float, int, bool], ...]
     tuning_runs: int
-    at_end: bool
+    edge: Literal["lowest", "highest"] | None
     collapsed: int
     diverged: int
     medians: dict[str, float]
@@ -103,7 +105,7 @@ def find(data: StudyData) -> Findings | None:
     raw = plateau_contrasts(list(groups.values()), reference, study.backward_passes, plan.plateau, plan.margin)
     of_plateaus = {arm: raw[group.name] for arm, group in groups.items() if group.name in raw}
     against = _family(of_plateaus, tested, len(tested))
-    equal = _equal_costs(groups, reference, study.compare_at, study.backward_passes)
+    equal = _equal_costs(groups, reference, study.compare_at, study.backward_passes, plan.margin)
     for axis in SWEPT:
         of_axis = {key: one for key, one in equal.items() if key[1][0] == axis}
         most = max(Counter(arm for arm, _ in of_axis).values(), default=0)
@@ -146,7 +148,7 @@ def _p_of_sweep(reaches: list[Reach]) -> float | None:
 
 
 def _equal_costs(
-    groups: Mapping[str, SeedGroup], reference: SeedGroup, compare_at: Iterable[float], budget: float
+    groups: Mapping[str, SeedGroup], reference: SeedGroup, compare_at: Iterable[float], budget: float, margin: float
 ) -> dict[tuple[str, Cost], Contrast]:
     """Accuracy by arm and cost: at the requested passes, at the most common batches and at the common token-passes."""
     least = common_budgets(list(groups.values())).get("token_passes", ())
@@ -170,7 +172,7 @@ def _equal_costs(
                 {run.seed: float(np.interp(cost, run.curve.cost(axis), run.curve.accuracy)) for run in g.runs}
                 for g in (group, reference)
             )
-            if compared := contrast(own, other):
+            if compared := contrast(own, other, margin):
                 contrasts[arm, (axis, cost)] = compared
     return contrasts
 
@@ -181,12 +183,14 @@ def _arm(data: StudyData, group: SeedGroup | None, arm: str, **compared: Any) ->
     for row in data.runs:
         if row["stage"] == "ladder" and row["arm"] == arm:
             tuning.setdefault(key_of(row).point, []).append(row)
-    point = key_of(rows[0]).point
+    point, rates = key_of(rows[0]).point, {tried.learning_rate for tried in tuning}
+    ends: dict[float, Literal["lowest", "highest"]] = {min(rates): "lowest", max(rates): "highest"} if rates else {}
     medians = {name: [row[name] for row in rows if row[name] is not None] for name in MEDIANS}
     own = (group and plateaus(group, study.backward_passes, study.analysis.plateau)) or {}
     return ArmFindings(
         arm=arm,
         label=study.arms[arm].label,
+        tested=arm in study.tested,
         point=point,
         seeds=tuple(int(row["seed"]) for row in rows),
         final=mean_interval([float(row["accuracy"]) for row in rows]),
@@ -196,7 +200,7 @@ def _arm(data: StudyData, group: SeedGroup | None, arm: str, **compared: Any) ->
             for tried, runs in sorted(tuning.items(), key=lambda item: (item[0].learning_rate, item[0].settings))
         ),
         tuning_runs=sum(map(len, tuning.values())),
-        at_end=bool(tuning) and point.learning_rate == max(tried.learning_rate for tried in tuning),
+        edge=ends.get(point.learning_rate) if len(rates) > 1 else None,
         collapsed=sum(row["accuracy"] < COLLAPSED * row["peak"] for row in rows),
         diverged=sum(row["diverged"] for row in rows),
         medians={name: median(values) for name, values in medians.items() if values},

@@ -21,8 +21,8 @@ from gxpo_trainer.compare.intervals import ALPHA, Contrast, Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table, markdown, reach_cell
 from gxpo_trainer.reporting.figures import Style, compose as draw_curves, line_styles, png
-from gxpo_trainer.studies.data import MEDIANS, StudyData, key_of
-from gxpo_trainer.studies.definition import Study, registration, run_config
+from gxpo_trainer.studies.data import MEDIANS, StudyData
+from gxpo_trainer.studies.definition import Study, registration
 from gxpo_trainer.studies.findings import COLLAPSED, SWEPT, ArmFindings, Findings, find
 
 PAPER_K = 5
@@ -38,12 +38,7 @@ def plateau_table(data: StudyData, findings: Findings) -> Table:
         if (one := arm.against) is not None:
             over = bracket(one.over_problems) if one.over_problems else "–"
             p_values = map(_p_value, (one.p_value, one.adjusted, one.welch, one.equivalence))
-            cells = [
-                bracket(one.difference),
-                over,
-                *p_values,
-                one.verdict if arm.arm in data.study.tested else "not tested",
-            ]
+            cells = [bracket(one.difference), over, *p_values, _verdict(arm, one)]
         rows.append((arm.label, bracket(arm.final, "%"), bracket(arm.plateau, "%"), *cells))
     span = f"from {_first_pass(data):g} to {data.study.backward_passes} backward passes"
     title = f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals."
@@ -56,7 +51,7 @@ def plateau_table(data: StudyData, findings: Findings) -> Table:
     return Table(title, header, tuple(rows))
 
 
-def equal_cost_table(findings: Findings) -> Table:
+def equal_cost_table(data: StudyData, findings: Findings) -> Table:
     """Differences to the baseline at equal passes, token-passes and batches."""
     costs = list(dict.fromkeys(cost for arm in findings.candidates for cost in arm.equal if cost[0] != "steps"))
     rows = []
@@ -65,12 +60,16 @@ def equal_cost_table(findings: Findings) -> Table:
         cells = [_equal_cell(arm.equal[cost]) if cost in arm.equal else "–" for cost in costs]
         rows.append((arm.label, *cells, *(batches or ["–"])))
     names = [f"{c:g} passes" if axis == "backward_passes" else f"{c / 1e3:.0f}k token-passes" for axis, c in costs]
-    title = "Differences in points, 95% intervals over seeds, p-values after Holm's correction over each kind of cost"
+    title = (
+        "Differences in points, 95% intervals over seeds, p-values after Holm's correction over each kind of cost; "
+        f"equivalent: within {_points(data.study.analysis.margin)}, by two one-sided tests with their p-value"
+    )
     return Table(title, ("arm", *names, "equal batches"), tuple(rows))
 
 
 def _equal_cell(one: Contrast) -> str:
-    return f"{bracket(one.difference)}, p {_p_value(one.adjusted)}"
+    equivalent = f"; equivalent, p {_p_value(one.equivalence)}" if one.equivalent else ""
+    return f"{bracket(one.difference)}, p {_p_value(one.adjusted)}{equivalent}"
 
 
 def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
@@ -100,8 +99,12 @@ def sweep_table(data: StudyData, findings: Findings, axis: Axis) -> Table:
 def _plateau(arm: ArmFindings) -> str:
     """`+2.1 [−0.4, +4.6]: not shown equivalent`, the plateau of a candidate against the baseline's."""
     if arm.against is None:
-        return "unknown, as a run ended before it"
-    return f"{bracket(arm.against.difference)}: {arm.against.verdict}"
+        return "unknown, as a run ended before it" if math.isnan(arm.plateau.mean) else "not compared"
+    return f"{bracket(arm.against.difference)}: {_verdict(arm, arm.against)}"
+
+
+def _verdict(arm: ArmFindings, one: Contrast) -> str:
+    return one.verdict if arm.tested else "not tested"
 
 
 def tuning_table(data: StudyData, findings: Findings) -> Table:
@@ -192,9 +195,8 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     arms = [arm.arm for arm in findings.arms]
     groups = {arm: g for arm in arms if (g := data.group(arm)) and len(g.runs) == len(data.study.seeds)}
     # An arm's own label may be any text.
-    known = {row["arm"]: row["rule"] for row in data.runs if row["stage"] == "report" and row.get("rule")}
-    rules = [known.get(arm) or run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms]
-    styles = dict(zip(arms, line_styles(rules), strict=True))
+    rules = {row["arm"]: row["rule"] for row in data.runs if row.get("rule")}
+    styles = dict(zip(arms, line_styles([rules.get(arm, "") for arm in arms]), strict=True))
     name = data.study.name
     return {
         f"{name}-curves.png": png(draw_curves(list(groups.values()), [styles[arm] for arm in groups])),
@@ -216,8 +218,7 @@ def compose(data: StudyData) -> str:
         return f"# {study.title}\n\n{without_result(data)}\n"
     name, base = study.name, findings.baseline.label
     follows = [
-        f"{arm.label}: {', '.join(_saving(arm, axis) for axis in SWEPT) if findings.targets else _NO_TARGET}; "
-        f"plateau {_plateau(arm)}."
+        f"{arm.label}: {_savings(arm) if findings.targets else _NO_TARGET}; plateau {_plateau(arm)}."
         for arm in findings.candidates
     ]
     curves = "Held-out accuracy against backward passes, steps, tokens and time, by arm"
@@ -244,7 +245,7 @@ def compose(data: StudyData) -> str:
         "## At equal cost",
         "Passes count where updating is the larger cost, batches where sampling is, token-passes where answers differ "
         f"in length. Batches are the most that an arm and {base} have in common.",
-        markdown(equal_cost_table(findings)),
+        markdown(equal_cost_table(data, findings)),
         "## Cost to reach a target",
         f"Targets are shares of the best plateau ({100 * findings.best:.1f}%). Values above 1 are savings: 2 means "
         f"half of the cost of {base}. A first crossing is only known to within one step of the grid: arms that cross "
@@ -275,14 +276,18 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     span = f"{_first_pass(data):g} to {study.backward_passes} backward passes"
     verdicts: dict[str, list[str]] = {}
     fewer: dict[Axis, list[str]] = {"backward_passes": [], "steps": []}
-    for arm in findings.candidates:
+    tested = [arm for arm in findings.candidates if arm.tested]
+    for arm in tested:
         for axis, arms in fewer.items():
             if "fewer" in (saved := _saving(arm, axis)):
                 arms.append(f"{arm.label} ({saved}, plateau {_plateau(arm)})")
-        if arm.against is not None and arm.arm in study.tested:
+        if arm.against is not None:
             verdicts.setdefault(arm.against.verdict, []).append(f"{arm.label} {bracket(arm.against.difference)}")
-    counts = f"Arms against {base.label}: {len(findings.candidates)}, on {len(base.seeds)} seeds not used for tuning."
-    if compared := any(arm.against for arm in findings.candidates):
+    arms_against = str(len(findings.candidates))
+    if len(tested) < len(findings.candidates):
+        arms_against += f", of which {len(tested)} tested"
+    counts = f"Arms against {base.label}: {arms_against}, on {len(base.seeds)} seeds not used for tuning."
+    if compared := any(arm.against for arm in tested):
         need = "; ".join(f"fewer {_NOUNS[axis]}: {len(arms) or 'none'}" for axis, arms in fewer.items())
         ends = {w: sum(len(arms) for v, arms in verdicts.items() if w in v) or "none" for w in ("higher", "lower")}
         counts += f" Shown to need {need}. Shown to end higher: {ends['higher']}; lower: {ends['lower']}."
@@ -309,6 +314,9 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     if lost := [arm.label for arm in findings.arms if math.isnan(arm.plateau.mean)]:
         none = "; no plateau is compared" if base.label in lost else ""
         lines.append(f"Without a plateau, as a run diverged or ended before it: {', '.join(lost)}{none}.")
+    unlike = [arm.label for arm in findings.candidates if arm.against is None and arm.label not in lost]
+    if unlike and base.label not in lost:
+        lines.append(f"Never evaluated after as many passes as {base.label} in the plateau: {', '.join(unlike)}.")
     if findings.missing:
         lines.append(f"Not complete yet, and so not compared: {', '.join(findings.missing)}.")
     return lines
@@ -316,6 +324,10 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
 
 _NO_TARGET = "every target is met at the start"
 _NOUNS: dict[Axis, str] = {"backward_passes": "backward passes", "steps": "batches", "token_passes": "token-passes"}
+
+
+def _savings(arm: ArmFindings) -> str:
+    return ", ".join(_saving(arm, axis) for axis in SWEPT) if arm.tested else "costs not tested"
 
 
 def _saving(arm: ArmFindings, axis: Axis) -> str:
@@ -331,8 +343,13 @@ def _saving(arm: ArmFindings, axis: Axis) -> str:
 
 def _method(data: StudyData, findings: Findings) -> list[str]:
     study, plan = data.study, data.study.analysis
-    versions = data.conditions.get("packages") or {}
-    engines = ", ".join(f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed") if name in versions)
+    parts = data.conditions.get("parts") or ()
+    packages = [of.get("packages") or {} for of in (data.conditions, *parts)]
+    engines = ", ".join(
+        f"{name} {' and '.join(versions)}"
+        for name in ("torch", "vllm", "deepspeed")
+        if (versions := dict.fromkeys(of[name] for of in packages if name in of))
+    )
     num_tuned = sum(row["stage"] == "ladder" for row in data.runs)
     ends = [
         f"{arm.label} collapsed in {arm.collapsed} and diverged in {arm.diverged} of {len(arm.seeds)} runs"
@@ -351,17 +368,32 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
         "at each, corrected over arms and kinds of cost.",
         "All arms are compared on one grid of evaluations for batches and one for passes: the points at which every "
         "arm that ran so far was evaluated. An arm that is evaluated more often gains nothing by it, unless they "
-        "share none.",
+        "share none. Plateaus are compared at the passes at which both arms were evaluated.",
         f"Outcomes: {'; '.join(ends) or 'no reported run diverged or collapsed'} (a run collapses when it ends below "
         f"{100 * COLLAPSED:.0f}% of its peak).",
         f"Runs: {len(data.runs)}, of which {num_tuned} for tuning. {engines}.",
     ]
-    if len(parts := data.conditions.get("parts") or ()) > 1:
-        lines.append(f"The runs are from {len(parts)} folders, whose code or machine differ; see study.json.")
+    if len(parts) > 1:
+        what = "code, machine, packages, policy or data"
+        lines.append(f"The runs are from {len(parts)} folders that differ in {what}; see study.json.")
+    if apart := _apart_at_start(data):
+        lines.append(
+            f"At their start, runs of one seed differ by up to {100 * apart:.1f} points between arms; evaluations "
+            "sample, and repeat their answers only with `rollout.deterministic`."
+        )
     unequal = data.conditions.get("unequal") or []
     if unequal:
         lines.append(f"Conditions that differ between runs and should not: {', '.join(unequal)}.")
     return lines
+
+
+def _apart_at_start(data: StudyData) -> float:
+    """Largest difference between initial accuracies of reported runs of one seed."""
+    starts: dict[int, list[float]] = {}
+    for key, run in data.curves.items():
+        if key.stage == "report" and run.curve.steps[0] == 0:
+            starts.setdefault(key.seed, []).append(float(run.curve.accuracy[0]))
+    return max((max(values) - min(values) for values in starts.values()), default=0.0)
 
 
 def _tuning(study: Study) -> str:
@@ -385,13 +417,14 @@ def _tuning(study: Study) -> str:
 
 def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     lines = ["One task, one small policy: whether the order of arms holds for large models is not tested here."]
-    edge = [arm.label for arm in findings.arms if arm.at_end]
-    if edge:
-        lines.append(f"The best rate is the highest that was tried, so a better one may exist: {', '.join(edge)}.")
+    for edge in ("highest", "lowest"):
+        if arms := [arm.label for arm in findings.arms if arm.edge == edge]:
+            lines.append(f"The best rate is the {edge} that was tried, so a better one may exist: {', '.join(arms)}.")
     tuned = sorted({arm.tuning_runs for arm in findings.arms if arm.tuning_runs})
     if len(tuned) > 1:
         lines.append(f"Arms were tuned with {tuned[0]} to {tuned[-1]} runs each: not all had the same chance.")
-    if len(data.study.tuning.seeds) == 1:
+    several = any(len({point.learning_rate for point, *_ in arm.tuning}) > 1 for arm in findings.arms)
+    if several and len(data.study.tuning.seeds) == 1:
         lines.append("Learning rates were chosen on one tuning seed, so neighbouring rates may be as good.")
     return lines
 

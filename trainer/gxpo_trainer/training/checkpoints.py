@@ -191,7 +191,7 @@ class CheckpointStore:
         manifest, state = (json.loads((path / name).read_text(encoding="utf-8")) for name in (MANIFEST, STATE))
         manifest["sha256"].pop(STATE, None)  # what has no hash is not compared
         write_json(path / MANIFEST, manifest)
-        write_json(path / STATE, {**state, "score": score})
+        write_json(path / STATE, {**state, "score": score, "evaluation_owed": False})
         manifest["sha256"][STATE] = hash_path(path / STATE)
         write_json(path / MANIFEST, manifest)
         self._retain(step)
@@ -231,12 +231,14 @@ def _sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
-def check_same_run(checkpoint: Checkpoint, config: RunConfig, out_dir: Path) -> None:
-    """Raises CheckpointError naming the first setting that differs from the run that wrote the checkpoint."""
+def check_same_run(checkpoint: Checkpoint | None, config: RunConfig, out_dir: Path) -> None:
+    """Raises CheckpointError naming the first setting that differs from the run in the folder, which may have no
+    checkpoint yet."""
     if (difference := first_difference(config, out_dir)) is not None:
         name, before, after = difference
+        written = checkpoint.path if checkpoint else out_dir / IDENTITY
         raise CheckpointError(
-            f"{checkpoint.path} was written with {name} = {before!r}, this run has {after!r}; "
+            f"{written} was written with {name} = {before!r}, this run has {after!r}; "
             "resume with the earlier value, or start a new run in another folder"
         )
 

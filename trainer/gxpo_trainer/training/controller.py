@@ -250,9 +250,10 @@ class Controller:
         self._report(number, metrics, result, self.watch.working_s - begin - result.diagnostics_s)
         self.reporter.log_timeline(number, window, spans)
         if self.counters.nonfinite >= MOST_NONFINITE:
+            rate = "warm_start" if number <= self.config.warm_steps else "learner.optimizer"
             raise Diverged(
                 f"loss or gradient norm was not finite in {MOST_NONFINITE} steps in a row up to step {number}; lower "
-                "learner.optimizer.learning_rate or max_grad_norm"
+                f"{rate}.learning_rate or learner.optimizer.max_grad_norm"
             )
         if self._due(number, "evaluate") and self.control_request() is None:
             self._evaluate()
@@ -272,8 +273,9 @@ class Controller:
         distilled = self.config.teacher is not None
         batch, metrics = make_batch(rollouts.groups, learner.loss, limit, learner.advantage, distilled=distilled)
         result = self._update(number, batch, rollouts.num_tokens)
-        outlier = None
-        if min(scored.group.weights_version for scored in rollouts.groups) == number - 1:
+        outlier, fresh = None, min(scored.group.weights_version for scored in rollouts.groups) == number - 1
+        # The learner's own log-probabilities may not be finite in a step that is skipped.
+        if fresh and result.finite and result.gap_mean is not None and result.gap_max is not None:
             outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
         metrics.update(result.metrics)
         metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
@@ -410,7 +412,9 @@ class Controller:
         begin = time.perf_counter()
         step, timeline = self.counters.step, self.pool.timeline
         window = timeline.now()
-        full = self.config.evaluation.full_at_end and self.counters.reached(self.config) is not None
+        if ended := self.counters.reached(self.config) is not None:
+            self.rollouts.finish()
+        full = self.config.evaluation.full_at_end and ended
         with self.watch.abandonable(), timeline.during("evaluation", "evaluating"):
             records, metrics = self.evaluator.run(self.rollouts, version=step, full=full)
         for record in records:
@@ -477,6 +481,10 @@ class Controller:
         repeated = self.counters.repeated_passes
         self.counters = Counters(**checkpoint.state["counters"])
         self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))
+        # With other settings (another end, more problems) the evaluation at the end is another one.
+        same = checkpoint.state.get("config_sha256") == self.config.sha256()
+        if same and checkpoint.state.get("score") is not None:
+            self._evaluated = checkpoint.step
         self.rollouts.load_state_dict(checkpoint.state["cursor"])
         self.reporter.start_attempt(self.attempt, self.counters.step, int(checkpoint.state["attempt"]))
 
@@ -537,15 +545,16 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     oldest = min(group.group.weights_version for group in rollouts.groups)
     metrics: Metrics = {
         **token_metrics(rollouts.num_tokens, total, lengths, prompts),
-        "rollout/tokens_per_s": rollouts.num_tokens / rollouts.sampling_s if rollouts.sampling_s else 0.0,
         "rollout/engine_idle_fraction": rollouts.idle_fraction,
         "rollout/engines_alive": float(rollouts.engines_alive),
         "rollout/truncated_fraction": float(np.mean([sample.truncated for sample in samples])),
-        "rollout/logprob_gap_mean": result.gap_mean,
-        "rollout/logprob_gap_max": result.gap_max,
         "rollout/weights_version": float(oldest),
         "rollout/staleness": float(version - oldest),
     }
+    gap = {"rollout/logprob_gap_mean": result.gap_mean, "rollout/logprob_gap_max": result.gap_max}
+    metrics |= {name: value for name, value in gap.items() if value is not None}
+    if rollouts.sampling_s:
+        metrics["rollout/tokens_per_s"] = rollouts.num_tokens / rollouts.sampling_s
     if graded:
         metrics["reward/correctness"] = graded.count("correct") / len(graded)
     metrics.update(component_means(rollouts.groups))

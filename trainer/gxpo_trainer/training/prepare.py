@@ -145,7 +145,7 @@ def prepare(
     checkpoint, skipped = store.latest() if resume else None, list[str]()
     if continue_run and has_run:
         checkpoint, skipped = store.latest_valid()
-    if checkpoint is not None:  # a branch on the hub may have moved since
+    if has_run:  # a branch on the hub may have moved since
         config = with_run_commits(config, out_dir)
     body = config_json(config.model)
     check_model(body, config, placement.device)  # before the weights of a hub name, which may be many gigabytes
@@ -156,11 +156,11 @@ def prepare(
         config = config.model_copy(update={"teacher": TeacherConfig(path=pinned.path, revision=pinned.revision)})
     config = config.model_copy(update={"model": pin_revision(config.model)})
     placement = replace(placement, config=config.without_idle_engines())
-    if checkpoint is not None:
+    if has_run:
         check_same_run(checkpoint, config, out_dir)
     model_folder = resolve_model(config.model)
     policy_sha256 = hash_path(Path(model_folder))
-    if checkpoint is not None:
+    if has_run:
         check_same_model(config, out_dir, policy_sha256)
     if config.placement.device != "auto" or ray_address(config) is None:
         check_attention(config, placement.device)
@@ -170,8 +170,9 @@ def prepare(
     if config.teacher is not None:
         with teacher_errors():
             training_sha256["teacher.path"] = hash_path(Path(resolve_model(config.of_reference.model)))
-    if checkpoint is not None:
+    if has_run:
         check_same_data(out_dir, training_sha256)
+    if checkpoint is not None:
         check_same_prompts(checkpoint, config, problems)
     rows = (problems.rows.token_ids, problems.rows.completion_ids) if problems.rows else ()
     evaluated = chain.from_iterable((b.token_ids, b.left_out_ids) for b in problems.benchmarks)

@@ -18,12 +18,13 @@ from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.data.chat import prompt_text, rendering
 from gxpo_trainer.data.prompts import TokenizedPrompts, few_problems
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import replace_file
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.planner import inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import devices_of_cluster
 from gxpo_trainer.planner.inputs import read_folder, read_shape
 from gxpo_trainer.reporting.identity import run_identity
-from gxpo_trainer.reporting.reading import CONFIG
+from gxpo_trainer.reporting.reading import CONFIG, IDENTITY
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.trackers import Trackers
 from gxpo_trainer.rollout.engines import Engines
@@ -182,12 +183,16 @@ def _reserve(
 
 
 def record_data(prepared: Prepared, reporter: RunReporter, say: Callable[[str], None] = lambda line: None) -> None:
-    """Record the first prompt, excluded training problems, and too few problems for a step. `say` prints the latter
-    too, and what is done without a chat template."""
+    """Record the first prompt, a restart without a checkpoint, excluded training problems, and too few problems for a
+    step. `say` prints the restart and the latter too, and what is done without a chat template."""
     problems, config = prepared.problems, prepared.config
     sizes = [(len(problems.prompts.prompts), config.rollout.prompts_per_step, "rollout.prompts_per_step")]
     if config.warm_start is not None and problems.rows is not None:
         sizes.append((len(problems.rows.prompts), config.warm_start.rows_per_step, "warm_start.rows_per_step"))
+    if prepared.checkpoint is None and (prepared.out_dir / IDENTITY).exists():
+        restart = f"no {'valid checkpoint' if prepared.skipped else 'checkpoint yet'}: the run starts again from step 1"
+        reporter.log_event("restarted", restart)
+        say(restart)
     if prepared.checkpoint is None:
         first, longest = next(problems.shown()), 10_000
         reporter.log_event("prompt", first if len(first) <= longest else f"{first[:longest]}…")
@@ -219,10 +224,7 @@ def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter, a
     reporter.write_identity(identity, attempt, resumed=prepared.checkpoint is not None)
     if launch.serves:  # the service stores the config
         return
-    copy = prepared.out_dir / CONFIG
-    partial = copy.with_suffix(".partial")
-    partial.write_text(to_toml(prepared.config), encoding="utf-8")
-    partial.replace(copy)
+    replace_file(prepared.out_dir / CONFIG, to_toml(prepared.config))
 
 
 @dataclass(frozen=True, slots=True)

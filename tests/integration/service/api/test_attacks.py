@@ -163,6 +163,22 @@ def test_an_invalid_request_is_told_in_words(
     assert (answer.status_code, answer.json()["detail"]) == (422, told)
 
 
+def test_no_endpoint_ignores_a_misspelt_parameter(client: TestClient) -> None:
+    requests = [
+        (method, path.replace("{run_id}", "r1"))
+        for path, methods in client.get("/openapi.json").json()["paths"].items()
+        for method, operation in methods.items()
+        if operation.get("security") and path != "/metrics" and not path.endswith("/ingest")
+    ]
+    assert len(requests) > 40
+    for method, path in requests:
+        answer = client.request(method, path, params={"stat": "failed"}, **({"json": {}} if method != "get" else {}))
+        assert (answer.status_code, answer.json()["detail"]) == (
+            422,
+            "stat: is not a parameter of this request; correct its name",
+        ), (method, path)
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [

@@ -22,6 +22,8 @@ from support.reported_runs import finish
 from support.scheduling import Cluster
 from support.service_processes import until
 
+from gxpo_client.client import Client, Json
+from gxpo_client.errors import ServiceUnavailable
 from gxpo_services.api.principals import Principal, Role, hash_token
 from gxpo_services.cli.common import connect
 from gxpo_services.db.database import Database, note_change
@@ -215,6 +217,22 @@ def test_runs_are_cancelled_and_each_refusal_is_named(gxpo: Gxpo, database: Data
     assert gxpo("pause", "waiting") == 1
     assert gxpo("retry", "waiting", "--json") == 0
     gxpo.printed()
+
+
+def test_what_was_done_before_the_service_went_away_is_printed(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = gxpo.submit("first"), gxpo.submit("second")
+    act = Client.act
+
+    def interrupted(client: Client, run_id: str, action: str) -> Json:
+        if run_id == second:
+            raise ServiceUnavailable("no service")
+        return act(client, run_id, action)
+
+    monkeypatch.setattr(Client, "act", interrupted)
+    assert gxpo("cancel", first, second) == 1
+    out, err = gxpo.printed()
+    assert out == f"{first} first: cancelled\n"
+    assert err.startswith("gxpo: no service")
 
 
 def test_a_run_is_cloned_edited_archived_and_after_a_question_deleted_once_it_has_ended(gxpo: Gxpo) -> None:

@@ -25,6 +25,7 @@ from support.http_server import HttpServer
 from support.reported_runs import add_group, add_run, config, evaluated_run, report
 from support.service_processes import ServiceProcesses, until
 
+from gxpo_services.api.errors import Invalid
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.compare import service
 from gxpo_services.compare.endpoints import in_worker
@@ -119,6 +120,68 @@ def test_the_baseline_may_be_named_by_configuration_run_or_name(client: TestClie
     assert (refused.status_code, "'GRPO', 'GXPO K=5'" in refused.json()["detail"]) == (422, True)
 
 
+def test_a_baseline_that_is_excluded_is_refused_with_its_reason(
+    client: TestClient, database: Database, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = add_run(database, config(GXPO, 7, "waiting"))
+    for word in (waiting, "waiting"):
+        refused = client.get("/api/v1/compare", params={"runs": [*two, waiting], "baseline": word})
+        (error,) = refused.json()["errors"]
+        assert (refused.status_code, error["field"]) == (422, "baseline")
+        assert error["message"] == "waiting is excluded: it has no evaluation (yet)"
+    # A refresh does not load the runs again.
+    load = Mock(wraps=service.loading.load)
+    monkeypatch.setattr(service.loading, "load", load)
+    for _ in range(2):
+        with pytest.raises(Invalid, match="waiting is excluded") as kept:
+            compare_here(database, runs=[*two, waiting], baseline=waiting)
+    assert (load.call_count, kept.value.errors[0].field) == (1, "baseline")
+    report(database, waiting, evaluations=[reporting.evaluation_row(0, benchmark="easy")])
+    assert compare_here(database, runs=[*two, waiting], baseline=waiting)["left_out"] == []
+
+
+@pytest.mark.parametrize("stored", [json.dumps, dict], ids=["text", "object"])
+def test_a_study_is_compared_by_its_reported_runs_with_its_own_baseline(
+    client: TestClient, database: Database, stored: Callable[[dict[str, str]], Any]
+) -> None:
+    """Tuning runs have other seeds and budgets, and the baseline arm need not be GRPO."""
+    made = add_group(database, "study", "study", study=stored({"baseline": "look-ahead"}))
+    tuned = []
+    for arm, rule, scores in (("plain", GRPO, RISING), ("look-ahead", GXPO, FASTER)):
+        values = {"stage": "report", "arm": arm, "seed": 0}
+        evaluated_run(database, config(rule, 0, arm), scores, group=made, values=values)
+        short, values = {0: [0.0], 5: [0.5]}, {"stage": "ladder", "arm": arm, "seed": 100}
+        tuned.append(evaluated_run(database, config(rule, 100, f"{arm} 100"), short, group=made, values=values))
+    answer = compare(client, groups=made)
+    seeds = {group["name"]: group["seeds"] for group in answer["groups"]}
+    assert (seeds, answer["baseline"]) == ({"GRPO": [0], "GXPO K=5": [0]}, "GXPO K=5")
+    # Of 20 passes, not of the tuning runs' 5.
+    assert group(answer, "GRPO")["at_equal_passes"]["budget"] == 20
+    assert [(run["run"], run["reason"]) for run in answer["left_out"]] == [
+        (run, "tuning run of a study") for run in tuned
+    ]
+    assert compare(client, groups=made, baseline="GRPO")["baseline"] == "GRPO"
+    # Named runs are compared whatever they are.
+    assert [run["run"] for run in compare(client, groups=made, runs=tuned[0])["left_out"]] == tuned[1:]
+    exported = client.get("/api/v1/export", params={"groups": made, "parts": "runs", "format": "jsonl"})
+    assert len(exported.text.splitlines()) == 4
+
+
+def test_a_study_whose_baseline_arm_is_not_compared_yet_says_so(client: TestClient, database: Database) -> None:
+    made = add_group(database, "study", "study", study=json.dumps({"baseline": "look-ahead"}))
+    for arm, rule in (("plain", GRPO), ("other", {"name": "sfpo"}), ("look-ahead", GXPO)):
+        values = {"stage": "report", "arm": arm, "seed": 0}
+        if rule is GXPO:
+            add_run(database, config(rule, 0, arm), group=made, values=values)
+        else:
+            evaluated_run(database, config(rule, 0, arm), RISING, group=made, values=values)
+    answer = compare(client, groups=made)
+    line = "No run of look-ahead, the study's baseline arm, is compared."
+    assert (answer["baseline"], answer["evidence"].splitlines()[-1]) == ("GRPO", line)
+    alone = evaluated_run(database, config(GXPO, 1), RISING)
+    assert line not in compare(client, runs=alone)["evidence"]
+
+
 def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
     client: TestClient, database: Database, two: tuple[str, str]
 ) -> None:
@@ -138,13 +201,10 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
     assert (refused.status_code, "no common benchmark" in refused.json()["detail"]) == (422, True)
 
 
-def test_steps_of_a_warm_start_are_given_for_each_run(client: TestClient, database: Database) -> None:
+def test_steps_are_counted_from_the_end_of_a_warm_start(client: TestClient, database: Database) -> None:
     warm = evaluated_run(database, config(GRPO, warm_start={"steps": 10}), RISING)
-    plain, same = (evaluated_run(database, config(GXPO, name=name), RISING) for name in ("a", "b"))
-    answer = compare(client, runs=[warm, plain, same])
-    runs = {run["id"]: run for group in answer["groups"] for run in group["runs"]}
-    assert (runs[warm]["warm_steps"], runs[warm]["curve"]["steps"]) == (10, [0, 10])
-    assert [run["warm_steps"] for run in (*runs.values(), *answer["left_out"])] == [10, 0, 0]
+    (own,) = compare(client, runs=warm)["groups"]
+    assert own["runs"][0]["curve"]["steps"] == [0, 10]
 
 
 def test_the_further_run_of_a_seed_counts_and_benchmarks_are_averaged(client: TestClient, database: Database) -> None:
@@ -428,6 +488,7 @@ def test_a_run_is_told_with_its_gate_its_scores_and_the_baseline_of_its_group(
     for strange in (
         {"rule": GRPO, "seed": 1, "values": {"seed": 1}},
         {"rule": GRPO, "values": None, "settings": {"data": {"source": "other"}}},
+        {"rule": GRPO, "values": None, "settings": {"learner": {"rule": GRPO, "mini_batches": 4}}},
         {"rule": {"name": "sfpo"}, "values": {"seed": 0}},
     ):
         trained(database, strange.pop("rule"), 0.1, 0.9, 0.9, 0.9, group=group, **strange)

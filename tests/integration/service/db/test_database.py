@@ -20,7 +20,7 @@ from support.service_processes import until
 from gxpo_services.app import create_app
 from gxpo_services.auth import tokens
 from gxpo_services.auth.tokens import TokenRequest
-from gxpo_services.db.database import UNAVAILABLE, Database
+from gxpo_services.db.database import UNAVAILABLE, Database, note_change
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables import Group
 from gxpo_services.settings import ServiceSettings
@@ -54,6 +54,21 @@ def test_questions_see_what_was_written_and_leave_no_transaction(database: Datab
         with database.writing() as session:
             session.execute(text("INSERT INTO seen VALUES (1)"))
         assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 1
+
+
+@on_postgres
+def test_a_commit_succeeds_without_a_free_connection_to_notify(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All connections for queries are in use."""
+    options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
+    monkeypatch.setattr("gxpo_services.db.database._READING_POOL", options)
+    with closing(Database(database_url)) as database:
+        with database.autocommit_connection(), database.writing() as session:
+            session.add(Group(id="g", name="g", created_at=1.0, created_by="tests"))
+            note_change(session)
+        with database.reading() as session:
+            assert session.scalar(select(Group.id)) == "g"
 
 
 def test_a_frozen_server_is_unavailable_until_it_goes_on(tmp_path: Path) -> None:

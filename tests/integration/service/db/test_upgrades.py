@@ -340,6 +340,10 @@ def test_what_is_no_back_up_is_refused_and_changes_nothing(service_home: Service
     set_revision(f"sqlite:///{newer}", "9999")
     with pytest.raises(DataError, match=r"was made by a newer version of gxpo: its schema is 9999"):
         restore(service_home.url, newer)
+    for old in ("0008", "0010"):  # before the baseline, and one that became part of a later revision
+        set_revision(f"sqlite:///{newer}", old)
+        with pytest.raises(DataError, match=rf"has schema {old}, which this version cannot migrate to "):
+            restore(service_home.url, newer)
     for content in (b"", b"no database" * 1000):
         bad.write_bytes(content)
         with pytest.raises(DataError, match=r"bad\.sqlite"):

@@ -119,6 +119,27 @@ def test_silence_is_a_change_a_heartbeat_not(database: Database, secret: str, mo
     anyio.run(test)
 
 
+def test_a_place_in_the_queue_is_a_change_for_who_asked_for_the_run(database: Database, secret: str) -> None:
+    first, second, third = (runs.add_run(database, queued_at=float(n)) for n in range(3))
+    numbers = [runs.get(database, run_id).number for run_id in (second, third)]
+
+    def places(messages: list[bytes]) -> dict[str, int | None]:
+        sent = [json.loads(m.split(b"data: ")[1]) for m in messages if m.startswith(b"event: run")]
+        return {run["id"]: run["progress"]["queue_position"] for run in sent}
+
+    async def test() -> None:
+        some, every = Reader(database, secret, numbers), Reader(database, secret)
+        assert places(await some.read()) == {second: 2, third: 3}
+        assert places(await every.read()) == {first: 1, second: 2, third: 3}
+        runs.move(database, first, RunState.STARTING)
+        assert places(await some.read()) == {second: 1, third: 2}
+        assert places(await every.read()) == {first: None}
+        runs.change(database, third, priority=1)
+        assert places(await some.read()) == {second: 2, third: 1}
+
+    anyio.run(test)
+
+
 def test_a_deleted_or_unknown_run_and_a_revoked_token_end_it(client: Client, database: Database, secret: str) -> None:
     run_id = runs.add_run(database)
     with pytest.raises(NotFound):

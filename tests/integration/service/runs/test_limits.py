@@ -167,8 +167,7 @@ def test_a_service_on_a_used_port_does_not_start(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--port", str(port)]) == 2
-    told = (
-        f"gxpo: cannot listen on 127.0.0.1, port {port} (Address already in use); set another GXPO_PORT or GXPO_HOST\n"
-    )
+    reason = "Address already in use"
+    told = f"gxpo: cannot listen on 127.0.0.1, port {port} ({reason}); choose another with --port or --host\n"
     assert capsys.readouterr().err == told
     assert not (tmp_path / "home").exists()

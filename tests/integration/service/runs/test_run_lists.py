@@ -156,12 +156,12 @@ def test_the_headline_names_the_most_accurate_run_and_its_task(client: TestClien
 
     ids = add_runs(database, 3, change)
     body = client.get(f"{API}/runs", params={"limit": 1}).json()
-    words = "Most accurate: run 1, 91.0% on word_problems after 1,200 backward passes."
+    words = "Most accurate on word_problems: run 1, 91.0% after 1,200 backward passes."
     assert body["headline"]["text"] == f"1 running, 2 succeeded. {words}"
     with database.writing() as session:
         find(session, Run, ids[1]).step = 401  # since its evaluation
     text = client.get(f"{API}/runs").json()["headline"]["text"]
-    assert text.endswith("Most accurate: run 1, 91.0% on word_problems at step 400.")
+    assert text.endswith("Most accurate on word_problems: run 1, 91.0% at step 400.")
     later = client.get(f"{API}/runs", params={"limit": 1, "cursor": body["next_cursor"]}).json()
     assert (later["total"], later["states"], later["headline"]) == (None, None, None)
     with database.writing() as session:

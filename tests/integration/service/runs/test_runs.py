@@ -222,6 +222,21 @@ def test_progress_is_that_of_the_bound_nearest_to_its_end(
     assert stopping["progress"]["seconds_left"] is None
 
 
+@pytest.mark.parametrize(("step", "training_s", "fraction", "left"), [(60, 0.0, 0.0, None), (110, 100.0, 0.1, 900.0)])
+def test_a_warm_start_is_no_part_of_the_budget(
+    step: int, training_s: float, fraction: float, left: float | None, client: TestClient, submit: Submit,
+    database: Database,
+) -> None:  # fmt: skip
+    run = submit(overrides=["warm_start.steps=100", "learner.loss.kl_beta=0", "budget.steps=100"])
+    runs.change(database, run["id"], state=RunState.RUNNING, step=step, training_s=training_s)
+    shown = client.get(f"{API}/runs/{run['id']}").json()
+    assert (shown["warm_steps"], shown["benchmarks"]) == (100, ["word_problems"])
+    progress = shown["progress"]
+    assert (progress["steps"], progress["step_budget"]) == (step, 200)
+    # 10 of 100 steps in 100 s: 90 more take 900 s.
+    assert (progress["fraction"], progress["seconds_left"]) == (fraction, left)
+
+
 def test_a_time_left_beyond_all_numbers_is_unknown(database: Database) -> None:
     run_id = runs.add_run(database, state=RunState.RUNNING, step_budget=100_000, step=1, training_s=1e308)
     with database.reading() as session:

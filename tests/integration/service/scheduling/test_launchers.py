@@ -96,6 +96,9 @@ def test_a_job_runs_once_however_often_it_is_submitted(launcher: Launcher, job: 
     assert ended(launcher, made.id).state == "succeeded"
     launcher.submit(made)
     assert ended(launcher, made.id).state == "succeeded"
+    launcher.delete(made.id)
+    launcher.delete(made.id)
+    assert made.id not in launcher.statuses(made.log.parent.parent)
     assert made.log.read_text() == f"{[str(made.log.parent), 'a;b']}\ndone\n"
 
 
@@ -178,6 +181,22 @@ def test_the_reason_of_a_refusal_is_the_last_line_in_words() -> None:
     launcher = RayLauncher("http://ray", transport=httpx.MockTransport(answer))
     with pytest.raises(JobRefused, match=r"rejected job a-1: 500 no ASCII path$"):
         launcher.submit(Job("a-1", ("true",), Path("/x/a/train.log")))
+
+
+def test_a_job_that_is_deleted_or_unknown_is_gone_and_one_that_runs_stays() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, request.url.path))
+        return httpx.Response(statuses.pop(0), text="non-terminal state RUNNING")
+
+    statuses = [200, 404, 500]
+    launcher = RayLauncher("http://ray", transport=httpx.MockTransport(answer))
+    launcher.delete("a-1")
+    launcher.delete("a-1")
+    with pytest.raises(JobRefused, match=r"did not delete job a-1: 500 non-terminal state RUNNING"):
+        launcher.delete("a-1")
+    assert asked == [("DELETE", "/api/jobs/a-1")] * 3
 
 
 def test_only_the_jobs_of_this_service_are_read() -> None:

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from structlog.testing import capture_logs
+from support.reporting import body, send
 from support.scheduling import PAUSE_S, Cluster, write_outcome
 
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.tables import Run
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
+from gxpo_services.scheduling import scheduler as module
 from gxpo_services.scheduling.launcher import JobStatus, kill_orphaned_trainer
 from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S
 from gxpo_trainer.runtime.locks import process_start
@@ -72,17 +75,31 @@ def test_a_run_is_recovered_so_often_and_then_fails(cluster: Cluster) -> None:
     assert [job.id for job in cluster.launcher.submitted] == [f"{run_id}-{n}" for n in (1, 2, 3)]
 
 
-def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) -> None:
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster, reported: bool) -> None:
+    """reported: the outcome is not on the disk, which was full."""
     scheduler, run_id = cluster.supervising(max_recoveries=1)
     message = "no progress for 60 s while checkpointing (timeouts.checkpointing_s = 60)"
-    write_outcome(cluster.settings, run_id, 1, "failed", reason="stalled", message=message, recoverable=True)
+
+    def fails(launch: int) -> None:
+        values = {"reason": "stalled", "message": message, "recoverable": True}
+        if reported:
+            outcome = {"attempt": launch, "outcome": "failed", **values}
+            send(cluster.database, f"{run_id} {scheduler._held[run_id].secret}", body(1, launch, outcome=outcome))
+            with cluster.database.writing() as session:  # what a trainer calls its own events counts for nothing
+                number = cluster.get(run_id).number
+                events.record(session, number, "trainer", "launch_failed", "", launch=launch, reason="disk_full")
+        else:
+            write_outcome(cluster.settings, run_id, launch, "failed", **values)
+
+    fails(1)
     cluster.ends(scheduler, f"{run_id}-1", "failed")
     scheduler.tick()
     run = cluster.get(run_id)
     assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 1)
     assert cluster.messages(run_id)[-1][1].endswith(f"stalled: {message}")
     cluster.report(run_id)
-    write_outcome(cluster.settings, run_id, 2, "failed", reason="stalled", message=message, recoverable=True)
+    fails(2)
     cluster.ends(scheduler, f"{run_id}-2", "failed")
     run = cluster.get(run_id)
     assert (run.state, run.reason) == (S.FAILED, "stalled")
@@ -107,11 +124,16 @@ def test_silence_ends_a_trainer_but_not_while_the_api_is_away_or_no_scheduler_wa
     answers = [False]
     first, second = (cluster.scheduler(name, api_answers=lambda: answers[0]) for name in ("first", "second"))
     run_id = cluster.running(first)
-    for _ in range(20):
-        cluster.clock.passes(cluster.settings.heartbeat_s / 2)
-        first.tick()
-    answers[0] = True
-    cluster.rounds(first, cluster.settings.heartbeat_s - 1)
+    with capture_logs() as logged:
+        for _ in range(20):
+            cluster.clock.passes(cluster.settings.heartbeat_s / 2)
+            first.tick()
+        answers[0] = True
+        cluster.rounds(first, cluster.settings.heartbeat_s - 1)
+    assert [(entry["event"], entry.get("error")) for entry in logged if entry.get("what") == "API"] == [
+        ("unavailable; retrying", "no answer at http://127.0.0.1:8000; silence of trainers does not count"),
+        ("available again", None),
+    ]
     cluster.clock.passes(10 * cluster.settings.heartbeat_s)
     second.tick()
     cluster.rounds(second, cluster.settings.heartbeat_s - 1)
@@ -124,6 +146,20 @@ def test_silence_ends_a_trainer_but_not_while_the_api_is_away_or_no_scheduler_wa
     run = cluster.get(run_id)
     assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 1)
     assert "heartbeat_s" in cluster.messages(run_id)[-1][1]
+
+
+def test_each_outage_of_the_api_is_logged(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler("first", api_answers=lambda: False)
+    run_id = cluster.running(scheduler)
+    with capture_logs() as logged:
+        for _ in range(2):
+            cluster.clock.passes(cluster.settings.heartbeat_s / 2)
+            scheduler.tick()
+            cluster.clock.passes(1)
+            cluster.report(run_id)
+            scheduler.tick()
+    words = [entry["event"] for entry in logged if entry.get("what") == "API"]
+    assert words == ["unavailable; retrying", "available again"] * 2
 
 
 def test_cancel_gives_the_trainer_time_then_ends_its_job(cluster: Cluster) -> None:
@@ -275,6 +311,27 @@ def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended
     second.tick()
     assert cluster.launcher.stopped() == []
     assert cluster.get(alive).state == S.RUNNING
+
+
+def test_ended_jobs_of_runs_that_are_over_are_deleted_some_at_a_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "JOBS_KEPT", 1)
+    monkeypatch.setattr(module, "JOBS_AT_ONCE", 2)
+    scheduler, run_id = cluster.supervising()
+    cluster.ends(scheduler, f"{run_id}-1", "failed", "exit code 137")
+    scheduler.tick()
+    others = sorted(f"{new_id('r')}-1" for _ in range(4))
+    for job_id in others:
+        cluster.launcher.ends(job_id, "succeeded")
+    left = []
+    for _ in range(3):
+        cluster.clock.passes(RECONCILE_EVERY_S)
+        cluster.report(run_id)
+        scheduler.tick()
+        left.append(set(cluster.launcher.jobs))
+    mine = {f"{run_id}-1", f"{run_id}-2"}
+    assert left == [{*mine, *others[2:]}, {*mine, others[3]}, {*mine, others[3]}]
 
 
 @contextmanager

@@ -243,7 +243,7 @@ def test_only_runs_past_the_limit_lose_samples_and_log(cluster: Cluster, monkeyp
     scheduler = cluster.scheduler(retention_days=30.0)
     scheduler.tick()
     assert left(cluster, old) == (1, list(FILES)), "two batches of two"
-    cluster.clock.passes(module.CLEAN_EVERY_S)
+    cluster.clock.passes(1.0)
     scheduler.tick()
     assert left(cluster, old) == (0, ["metrics.jsonl"])
     assert cluster.get(old).pruned_at == cluster.clock.now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,7 +16,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from structlog.testing import capture_logs
 from support import queued_runs as runs
-from support.scheduling import ScriptedLauncher
+from support.scheduling import Cluster, ScriptedLauncher
 from support.service_processes import until
 
 from gxpo_services.api.dependencies import find
@@ -73,6 +74,26 @@ def test_a_sweep_with_one_bad_run_makes_nothing(client: TestClient, database: Da
     assert answer.json()["errors"] == planned["errors"]
     assert {error["field"] for error in planned["errors"]} == {"grid.x.y"}
     assert (runs.count(database, Run), runs.count(database, Group)) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["sweeps", "studies"])
+def test_a_repeated_request_finds_what_it_made_though_its_data_is_gone(
+    client: TestClient, tmp_path: Path, kind: str
+) -> None:
+    file, headers = tmp_path / "data.jsonl", {"Idempotency-Key": "mine"}
+    file.write_text('{"problem": "1+1?", "answer": "2"}\n' * 8)
+    overrides = [f'data.source="{file}"', 'evaluation.benchmarks=["word_problems"]']
+    body = {
+        "sweeps": SWEEP | {"base": SWEEP["base"] | {"overrides": overrides}},
+        "studies": {"toml": tomli_w.dumps(STUDY | {"overrides": overrides})},
+    }[kind]
+    made = client.post(f"{API}/{kind}", json=body, headers=headers)
+    assert made.status_code == 201, made.text
+    file.unlink()
+    again = client.post(f"{API}/{kind}", json=body, headers=headers)
+    assert (again.status_code, again.json()) == (200, made.json())
+    assert client.post(f"{API}/{kind}", json=body | {"notes": "m"}, headers=headers).status_code == 409
+    assert client.post(f"{API}/{kind}", json=body).status_code == 422
 
 
 def test_trainers_report_while_a_sweep_or_a_study_is_planned(
@@ -247,6 +268,22 @@ def test_requests_about_many_runs_lock_them_in_one_order(
         assert [answer.result().is_success for answer in answers] == [True] * 2
 
 
+@pytest.mark.each_database
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_scheduler_that_starts_runs_locks_them_in_that_order_too(database: Database, cluster: Cluster) -> None:
+    for run_id, queued_at in (("r0", 2.0), ("r1", 1.0)):  # r1 is the first to start
+        runs.add_run(database, id=run_id, queued_at=queued_at)
+    scheduler = cluster.scheduler()
+    with ThreadPoolExecutor(1) as pool, database.autocommit_connection() as connection:
+        with database.writing() as session:
+            find(session, Run, "r0", lock=True)
+            round_ = pool.submit(scheduler.tick)
+            until(lambda: round_.done() or connection.scalar(WAITING) == 1, "the scheduler to wait")
+            session.execute(select(Run.number).where(Run.id == "r1").with_for_update(nowait=True))
+        round_.result()
+    assert [job.id for job in cluster.launcher.submitted] == ["r1-1", "r0-1"], "the order of the queue"
+
+
 # Studies over REST: the first runs are queued at once, the next ones as runs end.
 
 
@@ -320,6 +357,15 @@ def test_a_study_climbs_ladders_to_all_seeds(client: TestClient, database: Datab
     assert [(arm["label"], arm["learning_rate"], arm["seeds_done"]) for arm in study["arms"]] == [
         ("GRPO", 2e-5, [0, 1]), ("GXPO", 1e-5, [0, 1])
     ]  # fmt: skip
+    ids = [run["id"] for run in client.get(f"{API}/groups/{study['group']['id']}").json()["runs"]]
+    for deleted in (ids[-1:], ids[:-1]):
+        for run in deleted:
+            assert client.delete(f"{API}/runs/{run}").status_code == 204
+        scheduler._ended_runs.clear()  # as after its restart
+        scheduler.tick()
+        assert queued(database) == []
+        study = client.get(made.headers["location"]).json()
+        assert (study["complete"], study["due"]) == (True, 0)
 
 
 def test_a_failed_run_is_named_until_retried_and_one_that_diverges_is_a_result(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from gxpo_client.client import Client, connect
 from gxpo_dashboard.charts import scores
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.view_models.series import EVEN, Points
+from gxpo_dashboard.views import benchmarks, compare
 
 Json = dict[str, Any]
 
@@ -58,6 +60,15 @@ def test_a_smoothed_line_has_no_band_that_it_could_leave() -> None:
     }
 
 
+def test_of_many_configurations_the_most_accurate_and_the_baseline_are_drawn() -> None:
+    names = ["A", "B", "C", "D"]
+    groups = [{"name": name} for name in names]
+    whole = {"groups": groups, "ranking": ["D", "B", "A", "C"], "baseline": "A"}
+    for most, kept in {1: ["A", "D"], 2: ["A", "B", "D"], 4: names}.items():
+        drawn = scores.most_accurate(whole, most)
+        assert [group["name"] for group in drawn["groups"]] == kept
+
+
 def test_more_evaluations_do_not_change_the_specification() -> None:
     longer = answer()
     longer["groups"][0]["mean"] = curve([0, 10, 20], [0.2, 0.3, 0.9])
@@ -77,9 +88,12 @@ def test_the_table_has_the_bounds_of_each_band_and_over_a_cost_the_step_of_each_
 # Gates.
 
 
-def gated(name: str, *seeds: int, tau: float | str | None = 0.5, shutoff: int | None = None) -> Json:
+def gated(
+    name: str, *seeds: int, tau: float | str | None = 0.5, shutoff: int | None = None, state: str = "running"
+) -> Json:
     gate = {"threshold": tau, "shutoff_step": shutoff, "two_sided": False}
-    return {"name": name, "runs": [{"id": f"{name} {seed}", "seed": seed, "gate": gate} for seed in seeds]}
+    runs = [{"id": f"{name} {seed}", "seed": seed, "gate": gate, "state": state} for seed in seeds]
+    return {"name": name, "runs": runs}
 
 
 def test_each_configuration_has_its_first_gate_before_any_has_its_second() -> None:
@@ -92,13 +106,14 @@ def test_each_configuration_has_its_first_gate_before_any_has_its_second() -> No
 
 
 def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
-    runs = scores.gates({"groups": [gated("A", 0, 1), gated("B", 0, shutoff=3), gated("C", 0, tau="Infinity")]})
+    ended = gated("C", 0, tau="Infinity", state="succeeded")
+    runs = scores.gates({"groups": [gated("A", 0, 1), gated("B", 0, shutoff=3), ended]})
     z = {name: Points([2, 3], [2.0, 3.0], [0.1, 0.7]) for name in ("A 0", "A 1", "B 0", "C 0")}
     chart = scores.gate_chart(runs, z)
     assert chart.points["series"].unique().tolist() == ["A, seed 0", "B", "C", "A, seed 1"]
     assert chart.points["y"].tolist()[:2] == [0.1, 0.7]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 0.5, "label": "τ = 0.5"}]
-    assert chart.summary == "Shut off: A, seed 0 not yet, B at step 3, C not yet, A, seed 1 not yet."
+    assert chart.summary == "Shut off: A, seed 0 not yet, B at step 3, C did not fire, A, seed 1 not yet."
 
 
 def heat() -> Json:
@@ -109,7 +124,8 @@ def heat() -> Json:
         {"x": 0, "y": 1, "value": None, "runs": ["r5"]},
     ]
     axes = {"x": "learner.rule.alpha", "y": "learner.rule.k", "x_values": [0.1, 0.5], "y_values": [3, "Infinity"]}
-    return {"group": "g1", "show": "final", "metric": "pass@1", "cells": cells, "mixed": ["learner.zero_stage"], **axes}
+    score = {"metric": "pass@1", "benchmarks": ["gsm8k", "amc23"]}
+    return {"group": "g1", "show": "final", **score, "cells": cells, "mixed": ["learner.zero_stage"], **axes}
 
 
 def test_heat_map_cells_lie_at_their_values_and_the_best_is_named() -> None:
@@ -121,9 +137,25 @@ def test_heat_map_cells_lie_at_their_values_and_the_best_is_named() -> None:
     ]
     assert chart.points["interval"].tolist() == ["", "40.0% to 42.0%", ""]
     assert chart.summary == (
-        "Highest: 41.0% at learner.rule.alpha = 0.5, learner.rule.k = Infinity. "
+        "Highest last accuracy (pass@1 on gsm8k, amc23): 41.0% at learner.rule.alpha = 0.5, learner.rule.k = Infinity. "
         "Each cell also averages over learner.zero_stage."
     )
+
+
+@pytest.mark.parametrize(
+    ("show", "what"),
+    [
+        ("final", "last accuracy (pass@1 on gsm8k, amc23)"),
+        ("hours_to_best", "hours to best (pass@1 on gsm8k, amc23)"),
+        ("shutoff_step", "shut-off step"),
+    ],
+)
+def test_title_alternative_text_and_file_of_a_heat_map_name_the_value_in_its_cells(show: str, what: str) -> None:
+    chart = scores.heat_map_chart(heat() | {"show": show})
+    settings = ("learner.rule.k", "learner.rule.alpha")
+    assert chart.title == f"{what[0].upper()}{what[1:]}: {' × '.join(settings)}"
+    assert chart.alt == f"Heat map of {what} over {' and '.join(settings[::-1])}"
+    assert f"Mean {what}" in chart.table()
 
 
 def test_columns_of_one_name_are_numbered() -> None:
@@ -138,7 +170,7 @@ def test_costs_are_not_written_as_shares() -> None:
     chart = scores.heat_map_chart(steps)
     assert chart.points["text"].tolist() == ["210", "180", "–"]
     # Fewer steps are better: they are named, and darker.
-    assert chart.summary.startswith("Lowest: 180 at learner.rule.alpha = 0.5")
+    assert chart.summary.startswith("Lowest steps to best (pass@1 on gsm8k, amc23): 180 at learner.rule.alpha = 0.5")
     ranges = [c.spec["layer"][0]["encoding"]["color"]["scale"]["range"] for c in (chart, scores.heat_map_chart(heat()))]
     assert ranges[0] == ranges[1][::-1]
 
@@ -184,7 +216,8 @@ def test_records_become_rows_with_their_interval_where_it_is_known() -> None:
     assert math.isnan(frame["y"][0])
     assert math.isnan(frame["low"][0])
     (row,) = scores.score_table(frame, scores.published_scores({})).to_numpy().tolist()
-    assert row == ["b", "a", "–", "– to –", "1", "–", "1"]
+    assert row == ["b", "a", "–", "–", "1", "–", "1"]
+    assert scores.accuracy_chart([unknown], "maj@4", "step").summary == "b: maj@4 – at step 1."
     timed = [record(step, 0.5) | cost for step, cost in ((0, {"training_s": 0.0}), (5, {"training_s": 5400}), (9, {}))]
     assert scores.scores_frame(timed, "pass@1", "a", "time")[["x", "step"]].to_numpy().tolist() == [[0, 0], [1.5, 5]]
 
@@ -217,6 +250,25 @@ def test_the_table_gives_newest_and_best() -> None:
     assert row.tolist()[2:] == ["40.0%", "30.0% to 50.0%", "20", "50.0%", "10", "78.7%"]
 
 
+def test_evaluations_of_several_runs_are_counted_from_the_end_of_a_warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [record(step, 0.5) for step in (0, 100, 110)]
+    monkeypatch.setattr(visitor, "client", lambda: Mock(evaluations=lambda run: rows))
+    counted = {warm: benchmarks._evaluations({"id": "r0", "warm_steps": warm}) for warm in (0, 100)}
+    assert {warm: [row["step"] for row in kept] for warm, kept in counted.items()} == {0: [0, 100, 110], 100: [0, 10]}
+
+
+def test_a_run_that_has_an_evaluation_stands_for_its_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"a2": ["eval/easy/pass@8"], "b": ["eval/hard/pass@1"]}
+    service = Mock(metric_names=Mock(side_effect=lambda run: names.get(run, [])))
+    monkeypatch.setattr(visitor, "client", lambda: service)
+    evaluated = {"a1": None, "a2": 10, "a3": 20, "b": 5, "c": None}
+    runs = {id: {"id": id, "group": "a" if id < "b" else None, "score_step": at} for id, at in evaluated.items()}
+    assert sorted(compare._evaluated(runs)) == [["eval", "easy", "pass@8"], ["eval", "hard", "pass@1"]]
+    assert {call.args[0] for call in service.metric_names.call_args_list} == {"a2", "b"}
+    waiting = {run: {**view, "score_step": None} for run, view in runs.items()}
+    assert len(compare._evaluated(waiting)) == 2, "whichever of them is evaluated first"
+
+
 # The page goes on with the runs and evaluations that there are by now.
 
 
@@ -227,13 +279,14 @@ def _early() -> None:  # run as a script without this module's imports
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     if st.session_state["drawn"] == 1:
-        benchmarks._await_evaluation(["r0"])
+        benchmarks._await_evaluation({"r0": {"id": "r0", "warm_steps": 2}})
     elif st.session_state["drawn"] == 2:
-        compare._comparison({"groups": []}, {"r0": {"id": "r0", "group": None}}, {}, awaited=True)
+        compare._comparison({"groups": []}, {"r0": {"id": "r0", "group": None, "score_step": None}}, awaited=True)
 
 
 def test_a_first_evaluation_draws_the_page_with_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[str, Any] = {"/evaluations": {"items": []}, "/names": ["reward/mean"]}
+    before_the_warm_start = {"step": 0, "scores": {"pass@1": 0.5}}
+    answers: dict[str, Any] = {"/evaluations": {"items": [before_the_warm_start]}, "/names": ["reward/mean"]}
 
     def answer(request: httpx.Request) -> httpx.Response:
         known = next((content for end, content in answers.items() if request.url.path.endswith(end)), None)
@@ -247,7 +300,7 @@ def test_a_first_evaluation_draws_the_page_with_its_scores(monkeypatch: pytest.M
     monkeypatch.setattr(visitor, "client", lambda: Client(http, "token"))
     page = AppTest.from_function(_early).run(timeout=60)
     assert page.session_state["drawn"] == 1
-    answers["/evaluations"] = {"items": [{"scores": {"pass@1": 0.5}}]}
+    answers["/evaluations"] = {"items": [{"step": 2, "scores": {"pass@1": 0.5}}]}
     page.session_state["drawn"] = 0
     assert page.run(timeout=60).session_state["drawn"] == 2
     answers["/names"] = ["reward/mean", "eval/gsm8k/pass@1"]
@@ -262,13 +315,13 @@ def _growing() -> None:  # run as a script without this module's imports
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     known = {f"r{number}": {} for number in range(st.session_state["drawn"])}
-    compare._comparison({"groups": ["g1"]}, known, {}, awaited=False)
+    compare._comparison({"groups": ["g1"]}, known, awaited=False)
 
 
 def test_a_run_that_a_group_has_since_is_drawn_by_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/groups/g1"):
-            return httpx.Response(200, json={"runs": [{"id": "r0"}, {"id": "r1"}]})
+            return httpx.Response(200, json={"runs": [{"id": id, "group_values": None} for id in ("r0", "r1")]})
         return httpx.Response(422, json={"title": "Invalid", "detail": "refused", "errors": [], "left_out": []})
 
     http = connect("http://127.0.0.1:8000", transport=httpx.MockTransport(answer))

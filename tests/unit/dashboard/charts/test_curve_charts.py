@@ -67,6 +67,50 @@ def test_a_point_without_neighbours_is_drawn_and_kept_among_the_hover_points() -
     assert {"test": "datum.lone", "value": 1} in condition
 
 
+@pytest.mark.parametrize(
+    ("values", "log", "lone", "hidden"),
+    [
+        ([0.0, 5.0, 0.0, 0.0, 7.0, 0.0], True, [2, 5], 4),
+        ([0.0, 5.0, 0.0, 0.0, 7.0, 0.0], False, [], 0),
+        ([math.inf, 5.0, -math.inf, 2.0, 3.0], True, [2], 1),
+        ([math.inf, 5.0, -math.inf, 2.0, 3.0], False, [2], 0),
+    ],
+)
+def test_a_point_between_values_that_no_axis_shows_is_drawn_and_the_table_keeps_them(
+    values: list[float], log: bool, lone: list[int], hidden: int
+) -> None:
+    chart = drawn({"a": points(values)}, {"a": "A"}, log=log)
+    near = chart.datasets["near"]
+    assert near[near["lone"]]["step"].tolist() == lone
+    assert chart.table()["Value"].tolist() == values
+    words = f"Not shown on the logarithmic axis: {hidden} value{'s' if hidden > 1 else ''} ≤ 0."
+    assert chart.processing == (words if hidden else "")
+    positive = {"calculate": "datum.y > 0 ? datum.y : null", "as": "y"}
+    assert all(log == (positive in layer.get("transform", [])) for layer in chart.spec["layer"])
+
+
+@pytest.mark.parametrize(
+    ("num", "length", "height", "expected"),
+    [
+        (1, 60, 220, 220),
+        # 34 + 7·23 pixels a name: one column in 280 pixels; 160 of the plot, 92 around it and 16 a row.
+        (2, 23, 220, 284),
+        (20, 23, 220, 572),
+        (3, 23, 300, 300),
+        # 34 + 7·6: three columns, six rows.
+        (17, 6, 300, 348),
+    ],
+)
+def test_a_legend_leaves_room_for_the_plot_on_a_narrow_page_and_names_every_line(
+    num: int, length: int, height: int, expected: int
+) -> None:
+    names = [str(number).zfill(length) for number in range(num)]
+    assert base.height_with_legend(names, height) == expected
+    assert (base.legend(names) or {"symbolLimit": 0})["symbolLimit"] == 0
+    chart = drawn({name: points([1.0]) for name in names}, {name: name for name in names})
+    assert chart.height == max(300, expected)
+
+
 def test_a_thinned_series_is_a_line_of_means_in_a_band_and_its_newer_points_and_named_as_such() -> None:
     series = Points([1, 4, 8, 9], [1.0, 4.0, 8.0, 9.0], [9.0, 1.0, 3.0, 2.0], BANDS)
     series.band, series._complete = [(2, 2.0, 5.0, 1.0, 9.0), (6, 6.0, 3.0, 3.0, 3.0)], 8

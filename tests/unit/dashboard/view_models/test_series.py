@@ -178,8 +178,9 @@ def _after_a_warm_start() -> None:
     from gxpo_dashboard.views import explorer
 
     st.session_state["axis"] = "step"
-    runs = {run: {"name": run, "state": "running", "rule": "grpo"} for run in "ab"}
-    explorer.draw(runs, ("m",), "step", {"a": 200})
+    warm = {"a": 200, "b": 0}
+    runs = {run: {"name": run, "state": "running", "rule": "grpo", "warm_steps": warm[run]} for run in "ab"}
+    explorer.draw(runs, ("m",), "step", aligned=True)
 
 
 def test_a_comparison_draws_no_step_of_a_warm_start(monkeypatch: pytest.MonkeyPatch) -> None:

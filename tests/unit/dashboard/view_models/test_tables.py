@@ -43,6 +43,11 @@ def test_a_row_of_the_list() -> None:
     assert (row["passes"], row["left"], row["tags"]) == ("45 of 90", "1 min 15 s", [["t", "gray"]])
     assert row["state"] == [["▶ running", "blue"], ["! no heartbeat", "orange"]]
     assert tables.cells(run())["difference"] == "–", "without a baseline"
+    easy = run(score=0.9, benchmarks=["word_problems"])
+    assert tables.cells(run(benchmarks=["math500"]), baseline=easy)["difference"] == "–", "of other benchmarks"
+    both = ["math500", "word_problems"]
+    same = tables.cells(run(score=0.5, benchmarks=both), baseline=run(score=0.25, benchmarks=both[::-1]))
+    assert same["difference"] == "+25.0"
 
 
 def test_settings_and_metrics_are_columns() -> None:

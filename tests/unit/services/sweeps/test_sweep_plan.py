@@ -23,7 +23,9 @@ def sweep(base: dict[str, Any] | None = None, **members: Any) -> list[Planned]:
 def errors_of(**members: Any) -> dict[str, str]:
     with pytest.raises(Invalid) as caught:
         sweep(**members)
-    return {error.field: error.message for error in caught.value.errors}
+    found = [(error.field, error.message) for error in caught.value.errors]
+    assert len(set(found)) == len(found)
+    return dict(found)
 
 
 def test_the_grid_times_the_seeds_with_the_seeds_innermost() -> None:
@@ -120,7 +122,7 @@ def test_every_bad_axis_and_setting_is_named_once() -> None:
     assert errors.keys() == {"grid.learner.rule.kk"}
     assert "did you mean learner.rule.k" in errors["grid.learner.rule.kk"]
     errors = errors_of(grid={"learner.rule.alpha": [0.5, 7], "placement.ray_address": ["x"]}, seeds=[0, 1])
-    assert errors.keys() == {"config.learner.rule.alpha", "config.placement.ray_address"}
+    assert errors.keys() == {"grid.learner.rule.alpha", "grid.placement.ray_address"}
     assert errors_of(base={"preset": "nope"}).keys() == {"base.preset"}
     assert errors_of(base={"preset": "demo", "overrides": ["x"]}).keys() == {"base.overrides[0]"}
     assert "contains a duplicate" in errors_of(grid={"name": ["a", "b"]})["grid"]
