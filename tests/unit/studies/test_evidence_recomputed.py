@@ -432,7 +432,7 @@ def test_tokens_or_their_point() -> None:
     assert "are shown for neither (p = 0.12)" in readme
 
 
-@pytest.mark.parametrize("study", ["sweep-skill"])
+@pytest.mark.parametrize("study", ["sweep-skill", "pilots-skill"])
 def test_untuned_arms(study: str) -> None:
     """The tables of docs/algorithms/candidates.md on K, α, τ and the rate, and of the pilots on the second task. A gate
     that has fired makes steps cheaper, so arms are evaluated after different passes."""
@@ -464,6 +464,10 @@ def test_untuned_arms(study: str) -> None:
         p = holm({key: stats.ttest_1samp(d, 0).pvalue for key, d in looks.items()})[last]
         words = f"by {bracket(difference['no-gate'])} points and the last value by {bracket(looks[last])}, p = {p:.3f}"
         assert f"the plateau differs {words} after the correction" in " ".join(page.split())
+    else:
+        split, nesterov = (bracket(at[arm][-1] - at[base][-1]) for arm in ("split-probe", "outer-nesterov"))
+        assert f"is {split} points from GRPO after 150" in page
+        assert f"differs from GRPO by {nesterov} points after 150 passes" in page
 
 
 def test_sampling_ahead() -> None:
