@@ -1,10 +1,8 @@
-"""Processes of this machine: which live, which were started with some variables, and which are of episodes."""
+"""Processes of this machine: which live, and which were started with some variables."""
 
 from __future__ import annotations
 
 import psutil
-
-from gxpo_trainer.environments.host import EnvironmentHost
 
 
 def processes_with(**variables: str | None) -> set[int]:
@@ -27,9 +25,3 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def episode_pids(host: EnvironmentHost) -> dict[str, int]:
-    """Of the episodes of a host, by name."""
-    processes = {name: episode.process for name, episode in host._episodes.items()}
-    return {name: process.pid for name, process in processes.items() if process and not process.ended.done()}

@@ -64,7 +64,8 @@ def settings(database_url: str, tmp_path: Path) -> ServiceSettings:
 def home(tmp_path: Path) -> Path:
     """A home with a folder for logs."""
     folder = tmp_path / "home"
-    (folder / "logs").mkdir(parents=True)
+    folder.mkdir(mode=0o700)
+    (folder / "logs").mkdir()
     return folder
 
 

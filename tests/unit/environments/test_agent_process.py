@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from agents_of_tests import post
-from support.processes import episode_pids as pids
 from support.recording_server import RecordingServer, Request
 from support.walkthrough import titled
 
@@ -204,7 +203,7 @@ async def test_a_flood_and_a_lost_connection_disturb_no_other_episode(started: C
 async def test_an_episode_fails_whose_agent_does_not_wait_for_an_answer(started: Configured) -> None:
     async with aclosing(EnvironmentHost(started("stops_waiting_when_told"))) as host:
         first = await host.advance(Call("a", PROBLEM, 5))
-        os.kill(pids(host)["a"], signal.SIGUSR1)
+        os.kill(host.pids()["a"], signal.SIGUSR1)
         while not host._episodes["a"].process._disconnected:
             await asyncio.sleep(0.01)
         last = await host.advance(Call("a", PROBLEM, 5, (SAID,)))
@@ -224,8 +223,8 @@ async def test_an_agent_that_is_lost_with_the_worker_is_started_and_answered_aga
 async def test_an_agent_that_ends_before_its_answer_is_not_started_again(started: Configured) -> None:
     async with aclosing(EnvironmentHost(started("ends_when_told"))) as host:
         await host.advance(Call("a", PROBLEM, 5))
-        os.kill(pids(host)["a"], signal.SIGUSR1)
-        while pids(host):
+        os.kill(host.pids()["a"], signal.SIGUSR1)
+        while host.pids():
             await asyncio.sleep(0.01)
         last = await host.advance(Call("a", PROBLEM, 5, (SAID,)))
     assert last == Reply(None, "error", "the agent ended with exit code 3")

@@ -12,7 +12,6 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from support.processes import episode_pids as pids
 
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
@@ -45,11 +44,11 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
     async with aclosing(EnvironmentHost(configured())) as host:
         assert await host.advance(call()) == Reply(FIRST)
         assert await host.advance(call(episode="b")) == Reply(FIRST)
-        begun = pids(host)
+        begun = host.pids()
         assert await host.advance(call("x")) == Reply(Turn("turn 1: x"))
         assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
         assert await host.advance(call("z", episode="b")) == Reply(Turn("turn 1: z"))
-        assert pids(host) == begun
+        assert host.pids() == begun
         assert len(set(begun.values())) == 2
         host.end("a")
         host.end("a")
@@ -57,7 +56,7 @@ async def test_an_episode_is_a_process_with_its_own_state(configured: Configured
         await until(lambda: not psutil.pid_exists(begun["a"]))
         assert await host.advance(call("z", "done", episode="b")) == Reply(Turn("over", 0.5, True))
         await until(lambda: not psutil.pid_exists(begun["b"]))
-        assert pids(host) == {}
+        assert host.pids() == {}
 
 
 async def test_a_repeated_call_gets_the_same_answer_without_another_step(configured: Configured) -> None:
@@ -73,11 +72,11 @@ async def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[
     """Reply to each action, given in episodes of its own at the same time, next to an episode that none disturbs."""
     async with aclosing(EnvironmentHost(config)) as host:
         await host.advance(call(episode="undisturbed"))
-        pid = pids(host)["undisturbed"]
+        pid = host.pids()["undisturbed"]
         replies = await asyncio.gather(*(host.advance(call("x", name, episode=name)) for name in actions))
         assert await host.advance(call("x", episode="undisturbed")) == Reply(Turn("turn 1: x"))
-        assert pids(host) == {"undisturbed": pid} | {
-            name: pids(host)[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
+        assert host.pids() == {"undisturbed": pid} | {
+            name: host.pids()[name] for name, reply in zip(actions, replies, strict=True) if reply.answer is not None
         }
         return replies
 
@@ -151,18 +150,18 @@ async def test_an_episode_whose_process_was_killed_from_outside_is_played_again(
     async with aclosing(EnvironmentHost(configured(deadline_s=60.0))) as host:
         await host.advance(call("x"))
         for _ in range(3):  # between two calls a death does not count
-            lost = pids(host)["a"]
+            lost = host.pids()["a"]
             os.kill(lost, signal.SIGKILL)
-            await until(lambda: not pids(host))
+            await until(lambda: not host.pids())
             assert await host.advance(call("x", "y")) == Reply(Turn("turn 2: y"))
-            assert pids(host)["a"] != lost
+            assert host.pids()["a"] != lost
 
         waiting = asyncio.create_task(host.advance(call("x", "y", "stop")))
         await until(lambda: stopped(host) == ["a"])
-        first = pids(host)["a"]
+        first = host.pids()["a"]
         os.kill(first, signal.SIGKILL)
-        await until(lambda: pids(host).get("a", first) != first and stopped(host) == ["a"])
-        os.kill(pids(host)["a"], signal.SIGCONT)
+        await until(lambda: host.pids().get("a", first) != first and stopped(host) == ["a"])
+        os.kill(host.pids()["a"], signal.SIGCONT)
         assert await waiting == Reply(Turn("continued"))
 
 
@@ -173,13 +172,13 @@ async def test_an_episode_that_kills_the_worker_fails_alone(configured: Configur
             await host.advance(call("x", episode=episode))
         calls = [asyncio.create_task(host.advance(call("x", "stop", episode=name))) for name in others]
         await until(lambda: stopped(host) == others)
-        before = [pids(host)[name] for name in others]
+        before = [host.pids()[name] for name in others]
         worker = host._worker
         killed = await host.advance(call("x", "kill_parent", episode="killer"))
         assert killed.failure == "error"
-        await until(lambda: not set(before) & set(pids(host).values()) and set(others) == set(stopped(host)))
+        await until(lambda: not set(before) & set(host.pids().values()) and set(others) == set(stopped(host)))
         for name in others:
-            os.kill(pids(host)[name], signal.SIGCONT)
+            os.kill(host.pids()[name], signal.SIGCONT)
         assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
         assert await host.advance(call("x", "y", episode="new")) == Reply(Turn("turn 2: y"))
         assert host._worker is not worker
@@ -206,7 +205,7 @@ async def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured) 
 
 def stopped(host: EnvironmentHost) -> list[str]:
     """Episodes that have stopped themselves."""
-    return [name for name, pid in pids(host).items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
+    return [name for name, pid in host.pids().items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
 
 
 async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
@@ -214,19 +213,19 @@ async def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
         names = ["a", "b", "c"]
         calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
         await until(lambda: stopped(host) == ["a", "b"])
-        assert set(pids(host)) == {"a", "b"}  # "c" waits for one of them
-        os.kill(pids(host)["a"], signal.SIGCONT)
+        assert set(host.pids()) == {"a", "b"}  # "c" waits for one of them
+        os.kill(host.pids()["a"], signal.SIGCONT)
         assert await calls[0] == Reply(Turn("continued"))
         await until(lambda: stopped(host) == ["b", "c"])
         for name in ("b", "c"):
-            os.kill(pids(host)[name], signal.SIGCONT)
+            os.kill(host.pids()[name], signal.SIGCONT)
         assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
 
 
 async def test_the_processes_of_abandoned_episodes_end(configured: Configured) -> None:
     async with aclosing(EnvironmentHost(configured())) as host:
         await host.advance(call("x"))
-        process = psutil.Process(pids(host)["a"])
+        process = psutil.Process(host.pids()["a"])
         host.free_idle(3600.0)
         assert process.is_running()
         host.free_idle(0.0)
@@ -238,7 +237,7 @@ async def test_an_episode_without_its_process_is_held_to_its_earlier_answers(con
     async with aclosing(EnvironmentHost(configured("Forgetful"))) as host:
         assert (await host.advance(call())).failure is None
         host.free_idle(0.0)
-        assert pids(host) == {}
+        assert host.pids() == {}
         reply = await host.advance(call())
         assert (reply.answer, reply.failure) == (None, "error")
         assert "gave another answer when the episode was played again after its process was lost" in reply.detail
@@ -252,16 +251,16 @@ async def test_an_episode_is_idle_from_its_last_answer_on(
     async with aclosing(EnvironmentHost(configured(), idle_s=100.0)) as host:
         waiting = asyncio.create_task(host.advance(call("stop")))
         await until(lambda: stopped(host) == ["a"])
-        pid = pids(host)["a"]
+        pid = host.pids()["a"]
         now[0] = 1000.0
         os.kill(pid, signal.SIGCONT)
         assert await waiting == Reply(Turn("continued"))
         now[0] = 1099.0
         await host.advance(call(episode="b"))
-        assert pids(host)["a"] == pid
+        assert host.pids()["a"] == pid
         now[0] = 1100.0
         await host.advance(call("x", episode="b"))
-        assert set(pids(host)) == {"b"}
+        assert set(host.pids()) == {"b"}
 
 
 async def test_the_episodes_of_a_lost_engine_end(configured: Configured) -> None:
@@ -269,7 +268,7 @@ async def test_the_episodes_of_a_lost_engine_end(configured: Configured) -> None
         for name in ("0.1/a", "0.1/b", "0.10/c", "1.1/d"):
             await host.advance(call(episode=name))
         host.end_all("0.1/")
-        assert sorted(pids(host)) == ["0.10/c", "1.1/d"]
+        assert sorted(host.pids()) == ["0.10/c", "1.1/d"]
 
 
 async def test_a_machine_without_a_free_process_costs_the_episode(

@@ -109,6 +109,11 @@ class EnvironmentHost:
         if self._gateway is not None:
             await self._gateway.close()
 
+    def pids(self) -> dict[str, int]:
+        """Of the episodes, by name."""
+        processes = {name: episode.process for name, episode in self._episodes.items()}
+        return {name: process.pid for name, process in processes.items() if process and not process.ended.done()}
+
     async def _reply(self, episode: _Episode, call: Call) -> Reply:
         cause = ""
         for deaths in range(MAX_DEATHS):
