@@ -141,7 +141,7 @@ def test_a_service_that_lists_the_rule_of_the_tutorial_states_the_cost_of_its_sw
     (sweep,) = [block.text for block in blocks("tutorials/write-a-rule.md") if block.needs == "service"]
     try:
         refused = reader.run("bash", f"! {sweep.partition(chr(10))[2]}")
-        assert "config.learner.rule.name: is not allowed on this server; choose from grpo, " in refused
+        assert "grid.learner.rule.name: is not allowed on this server; choose from grpo, " in refused
         app.state.settings = app.state.settings.model_copy(update={"allowed_plugins": ("lookahead",)})
         printed = reader.run("bash", sweep)
     finally:
