@@ -274,18 +274,19 @@ class Usage:
 
     def __init__(self, processes: dict[str, psutil.Process]) -> None:
         self._processes = processes
-        self.rss: dict[str, float] = {}
+        self.rss: dict[str, list[float]] = {name: [] for name in processes}
+        """MiB since the warm-up, every SAMPLE_S."""
         self._cpu_at_begin: dict[str, float] = {}
         self._begin = time.monotonic()
         self.cores: dict[str, float] = {}
 
     async def watch(self, measured: Measured) -> None:
         while True:
-            now = time.monotonic()
-            for name, process in self._processes.items():
-                self.rss[name] = process.memory_info().rss / 2**20
-            if not self._cpu_at_begin and now - measured.begin > WARM_UP_S:
-                self._begin, self._cpu_at_begin = now, self._cpu()
+            if (now := time.monotonic()) - measured.begin > WARM_UP_S:
+                if not self._cpu_at_begin:
+                    self._begin, self._cpu_at_begin = now, self._cpu()
+                for name, process in self._processes.items():
+                    self.rss[name].append(process.memory_info().rss / 2**20)
             await asyncio.sleep(SAMPLE_S)
 
     def finish(self) -> None:
@@ -391,14 +392,18 @@ def results(
     for name in usage.cores:
         figures.append(single(f"{kind}: {name}, CPU", usage.cores[name], "cores"))
     for name in ("api", "scheduler"):
-        figures.append(single(f"{kind}: {name}, memory at the end", usage.rss[name], "MiB"))
+        memory = np.array(usage.rss[name])
+        first, last = (float(part.mean()) for part in (memory[: len(memory) // 4], memory[-(len(memory) // 4) :]))
+        figures.append(single(f"{kind}: {name}, memory at the end", memory[-1], "MiB"))
+        growth = 100 * (last / first - 1)
+        figures.append(single(f"{kind}: {name}, memory of the last quarter over the first", growth, "%", at_most=5))
     more = {
         "statuses": dict(measured.statuses),
         "retries": dict(measured.retries),
         "batches": sum(trainer.answered for trainer in trainers),
         "stream messages": sum(stream.messages for stream in streams),
         "requests to the job server": dict(asked),
-        "memory": usage.rss,
+        "memory": {name: [round(value, 1) for value in values] for name, values in usage.rss.items()},
         "load of the machine": os.getloadavg(),
     }
     return figures, more

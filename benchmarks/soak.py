@@ -49,7 +49,7 @@ from benchmarks.faults import (
 )
 from benchmarks.monitoring import Prometheus
 from benchmarks.up_process import UpProcess
-from gxpo_client.formats import duration
+from gxpo_client.formats import duration, number_of
 from gxpo_services.cli.common import STATE_FILE
 from gxpo_services.local.ray_head import TOKEN_FILE, free_port
 from gxpo_trainer.jsonl import decode_number
@@ -132,7 +132,8 @@ class Soak:
 
     def __init__(self, home: Path, steps: int, chance: random.Random) -> None:
         self.home, self._steps, self._chance, self._begun = home, steps, chance, time.monotonic()
-        self.lines, self.problems, self.alerts = list[str](), list[str](), list[str]()
+        self.lines, self.problems = list[str](), list[str]()
+        self.alerts: list[str] | None = None
         self.totals: Counter[str] = Counter()
         self._faults_done: list[tuple[Fault, Fault | None]] = []
         self._submitted: dict[str, str] = {}
@@ -374,7 +375,7 @@ class Soak:
             "totals": dict(self.totals),
             "longest step in s": round(self._longest_step_s, 2),
             "runs": dict(Counter(self._submitted.values())),
-            "alerts": self.alerts,
+            "alerts": self.alerts,  # None: nobody watched
             "faults": [
                 f"{fault.name} | {fault.bound_s} | {fault.noticed_s or 0.0:.1f} | {other.name if other else ''}"
                 for fault, other in self._faults_done
@@ -423,6 +424,8 @@ def report(parts: Sequence[dict[str, Any]]) -> str:
             if not other and bound != "None":
                 alone[name].append((float(seconds), float(bound)))
     problems = [problem for part in parts for problem in part["problems"]]
+    watched = [part["alerts"] for part in parts if part["alerts"] is not None]
+    fired = ", ".join(sorted({name for names in watched for name in names})) or "none"
     lines = [
         f"{times.total()} faults, {pairs} of them two at a time, in {len(parts)} parts and "
         f"{sum(part['minutes'] for part in parts):.0f} minutes: {len(problems)} problems",
@@ -430,7 +433,7 @@ def report(parts: Sequence[dict[str, Any]]) -> str:
         "",
         *(f"{name}: {number}" for name, number in totals.items()),
         f"longest step, in seconds of training time: {max((part['longest step in s'] for part in parts), default=0):g}",
-        f"alerts that fired: {', '.join(sorted({name for part in parts for name in part['alerts']})) or 'none'}",
+        f"alerts that fired in {number_of(len(watched), 'part')} that Prometheus watched: {fired}",
         "",
         *(f"{number:5} runs {name}" for name, number in kinds.most_common()),
         "",

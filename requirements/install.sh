@@ -24,10 +24,11 @@ case "$(uname -s) $(uname -m)" in
     *) fail "gxpo needs Linux on x86-64; this is $(uname -s). Use a Linux machine or, on Windows, WSL 2." ;;
 esac
 
+known='import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'
 if [ ! -x "$venv/bin/python" ]; then
     python=""
     for candidate in python3.11 python3 python3.12; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then
+        if "$candidate" -c "$known" 2>/dev/null; then
             python=$candidate
             break
         fi
@@ -36,6 +37,8 @@ if [ ! -x "$venv/bin/python" ]; then
         "and newer have no wheels of vLLM yet); install one and run make setup again"
     "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
 fi
+"$venv/bin/python" -c "$known" || fail "$venv has $("$venv/bin/python" --version), and Python 3.11 or 3.12 is needed; remove" \
+    "this folder and run make setup again"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
 # On a GPU torch and Triton compile kernels at first use: without a compiler the first training step fails.

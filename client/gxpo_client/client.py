@@ -58,11 +58,11 @@ PREFIX = "/api/v1"
 PAGE = 200
 FRESH_S = 1.0
 _DOWNLOAD_S = 600.0
-_PAGE_S, _OFFLINE_S = httpx.Timeout(16.0, connect=5.0), httpx.Timeout(1.0)
-"""Time-outs of a read through a cache: longer than a statement of the database may take; while the service does not
-respond."""
+_PAGE_S, _OFFLINE_S, _PROBE_S = httpx.Timeout(16.0, connect=5.0), httpx.Timeout(1.0), httpx.Timeout(5.0)
+"""Time-outs of a client with a cache. A read: longer than a statement of the database may take; while the service does
+not respond; and the question whether it does."""
 _COMPUTED = ("compare", "heatmap")
-"""Last parts of paths whose answers may take the client's own time-out."""
+"""Last parts of paths whose answers may take the client's own time-out, once the service is known to respond."""
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")  # as the service's (api/idempotency.py)
 Json = dict[str, Any]
 K = TypeVar("K")
@@ -145,6 +145,7 @@ class Client:
             headers = {"If-None-Match": tag} if tag else {}
             timeout: Any = _OFFLINE_S if cache.offline else _PAGE_S
             if [path, *parts][-1].endswith(_COMPUTED) and not cache.offline:
+                self._probe()
                 timeout = httpx.USE_CLIENT_DEFAULT
             response = self.request("GET", path, *parts, params=params, headers=headers, timeout=timeout)
         except ServiceUnavailable as error:
@@ -177,7 +178,13 @@ class Client:
                 f"the idempotency key {key!r} must be 1 to 200 printable ASCII characters without blanks"
             )
         headers = {"Idempotency-Key": key} if key else {}
+        self._probe()
         return self.send("POST", path, *parts, json=body, headers=headers, retry=key is not None)
+
+    def _probe(self) -> None:
+        """Raise ServiceUnavailable within seconds where a page would wait a minute for a service that hangs."""
+        if self._cache is not None:
+            self.request("GET", "/tokens/me", timeout=_OFFLINE_S if self._cache.offline else _PROBE_S)
 
     def send(self, method: str, path: str, *parts: str, **request: Any) -> Json:
         """The JSON object that answers `request`."""

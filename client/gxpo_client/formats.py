@@ -34,9 +34,9 @@ def count(value: float | None) -> str:
     return (f"{value:z,.0f}" if float(value).is_integer() else f"{value:z,.2f}").replace("-", MINUS)
 
 
-def number_of(number: int, what: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count(number)} {what}" + ("" if number == 1 else "s")
+def number_of(number: float, what: str) -> str:
+    """`1 run`, `2 runs`, `3 passes`."""
+    return f"{count(number)} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
 
 
 def by_reason(excluded: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -97,6 +97,12 @@ def duration(seconds: float | None) -> str:
     if total < 86400:
         return f"{total // 3600} h {total % 3600 // 60} min"
     return f"{total // 86400} d {total % 86400 // 3600} h"
+
+
+def age(seconds: float) -> str:
+    """75 → `1 min ago`; 11520 → `3 h ago`; less than a minute → `just now`."""
+    unit = next(((size, name) for size, name in ((86400, "d"), (3600, "h"), (60, "min")) if seconds >= size), None)
+    return f"{seconds // unit[0]:.0f} {unit[1]} ago" if unit else "just now"
 
 
 def size(num_bytes: float | None) -> str:

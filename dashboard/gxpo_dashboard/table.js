@@ -39,8 +39,9 @@ function time(seconds) {
 const CONTENT = /** @type {Record<string, (value: any) => (Node | string)[]>} */ ({
   chips: (/** @type {[string, string][]} */ chips) =>
     chips.map(([text, color]) => element("span", { className: `chip ${color}` }, text)),
-  progress: (percent) => [
-    element("progress", { max: 100, value: percent, ariaLabel: "Progress" }), `${Math.min(Math.round(percent), percent < 100 ? 99 : 100)}%`,
+  progress: ([percent, bar]) => [
+    ...(bar ? [element("progress", { max: 100, value: percent, ariaLabel: "Progress" })] : []),
+    `${Math.min(Math.round(percent), percent < 100 ? 99 : 100)}%`,
   ],
   picture: (shown) => (shown ? [element("img", { src: shown[0], alt: shown[1] })] : []),
   time: (seconds) => (seconds === null ? ["–"] : [time(seconds)]),

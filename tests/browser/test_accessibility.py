@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from axe_core_python.selenium import Axe
 from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
 from support.browsing import Mode, Page, set_mode
 from support.dashboard_process import DashboardProcess
 from support.site import Site
@@ -78,6 +79,35 @@ def test_no_view_has_a_serious_fault_of_its_own(visited: Page, baseline: Counter
 
 def test_every_control_takes_a_click_on_its_centre(visited: Page) -> None:
     assert {width: covered for width in (1280, 1920) if (covered := visited.covered(width))} == {}
+
+
+POPOVER, OPENED = '[data-testid="stPopover"] button', '[data-testid="stPopoverBody"]'
+CLOSED = "details:not([open])>summary"
+
+
+WITH_FORMS = ("runs", "run")
+MORE = pytest.mark.long("popovers of the same kinds")
+
+
+@pytest.mark.parametrize(
+    "visited", [pytest.param((v, "light"), marks=() if v in WITH_FORMS else MORE) for v in VIEWS], indirect=True
+)
+def test_every_control_in_what_opens_takes_a_click_on_its_centre(visited: Page) -> None:
+    dialogs = ["Search", *(["Edit…", "Delete…"] if visited.query["view"] == ["run"] else [])]
+    opened = [*((visited.press, name, "[role=dialog]") for name in dialogs)]
+    opened += [(visited.click, button, OPENED) for button in visited.all(POPOVER) if button.is_displayed()]
+    assert len(opened) > len(dialogs)
+    for open_, control, body in opened:
+        open_(control)
+        visited.one(f"{body} button, {body} input")
+        for width in (1280, 1920):
+            assert visited.covered(width, body) == []
+        visited.keys().send_keys(Keys.ESCAPE).perform()
+        visited.wait(lambda body=body: not visited.all(body), f"the end of {control}")
+    while drawers := [drawer for drawer in visited.all(CLOSED) if drawer.is_displayed()]:
+        visited.click(drawers[0])
+        visited.settle()
+    assert visited.covered(1280) == []
 
 
 def faults(page: Page) -> list[tuple[str, str]]:

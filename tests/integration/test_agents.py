@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_training_loop import train_listening
 
 from docs_build.metrics import undescribed
 from gxpo_trainer.cli import main
@@ -72,7 +73,8 @@ def test_rows_rewards_and_faults_of_a_run_that_samples_ahead(tmp_path: Path, sma
         evaluation={"benchmarks": []},
         verifier={"max_failed_fraction": 1.0},
     )
-    assert train_run(config, tmp_path / "run") == "steps"
+    seen = train_listening(config, tmp_path / "run")
+    assert "ray::EnvironmentActor" in {one.process for one in seen}
     rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if row["step"] > 0]
     # The learner computes the same log-probabilities for every token of every row.
     assert rows[0]["rollout/logprob_gap_mean"] <= 1e-6

@@ -7,6 +7,7 @@ import os
 from itertools import pairwise
 
 import pytest
+import ray
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -87,12 +88,12 @@ def test_gxpo_at_another_temperature_takes_turns_with_its_engines(tmp_path, smal
         learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-4}},
         budget={"steps": 3},
         checkpoint={"every_steps": 0},
-        placement={
-            **{"colocate": True, "learner_ranks": 2, "samplers": 2},
-            **{"learner_cpus": 0.5, "sampler_cpus": 0.25, "verifier_cpus": 0.25},
-        },
+        placement={"colocate": True, "learner_ranks": 2, "samplers": 2},  # CPU shares that fit what is there
     )
     assert train_run(config, tmp_path / "run") == "steps"
+    (chosen,) = [event for event in read_events(tmp_path / "run") if event["kind"] == "cpus"]
+    assert "logical CPUs" in chosen["message"]
+    assert 2 * chosen["learner"] + 2 * chosen["sampler"] + chosen["verifier"] <= ray.cluster_resources()["CPU"]
     rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
     assert [row["rollout/engines_alive"] for row in rows] == [2, 2, 2]
     assert all(row["rollout/logprob_gap_mean"] <= 1e-6 and row["rollout/logprob_gap_max"] <= 1e-4 for row in rows)
@@ -104,7 +105,7 @@ def test_gxpo_at_another_temperature_takes_turns_with_its_engines(tmp_path, smal
 
 
 def train_listening(config, out):
-    """Train a run whose sockets are all known and on loopback."""
+    """Train a run whose sockets are all known and on loopback; which they are."""
     seen = []
     report = Controller._report
 
@@ -118,6 +119,7 @@ def train_listening(config, out):
     actors = {"ray::SamplerActor", "ray::VerifierActor", "ray::LearnerRank"}
     assert {"driver", "gcs_server", "raylet"} | actors <= {one.process for one in seen}
     sockets.check(seen, sockets.RUN)
+    return seen
 
 
 def assert_merged(checkpoint):

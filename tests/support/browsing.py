@@ -55,7 +55,8 @@ const cover = element => {
 """
 COVERED = f"""{_COVER}
 const boxes = 'summary, input:enabled, textarea:enabled, [data-testid=stDataFrame]';
-return [...document.querySelectorAll(`a[href]:not([href^="#"]), button:enabled, ${{boxes}}`)]
+const roots = arguments[0] ? [...document.querySelectorAll(arguments[0])] : [document];
+return roots.flatMap(root => [...root.querySelectorAll(`a[href]:not([href^="#"]), button:enabled, ${{boxes}}`)])
   .filter(item => (item.closest('label') || item).checkVisibility({{opacityProperty: true, visibilityProperty: true}}))
   .map(item => [item.innerText || item.ariaLabel || item.outerHTML.slice(0, 200), cover(item)])
   .filter(([, top]) => top !== null);
@@ -203,11 +204,12 @@ class Page:
         """What takes a click on the centre of a control in its place, if anything does."""
         return self.script(f"{_COVER} return cover(arguments[0]);", element)  # type: ignore[no-any-return]
 
-    def covered(self, width: int) -> list[tuple[str, str]]:
-        """Controls of the page, in a window of this width, whose centre is covered, each with what covers it."""
+    def covered(self, width: int, within: str | None = None) -> list[tuple[str, str]]:
+        """Controls of the page, in a window of this width, whose centre is covered, each with what covers it. within:
+        selector of the parts that are looked at."""
         with self.sized(width):
             self.settle()
-            return [(control, top) for control, top in self.script(COVERED)]
+            return [(control, top) for control, top in self.script(COVERED, within)]
 
     @contextmanager
     def sized(self, width: int) -> Iterator[None]:

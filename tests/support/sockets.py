@@ -21,11 +21,14 @@ RUN = {
     "driver": f"{_RAY_WORKER}: the trainer",
     "ray::SamplerActor": f"{_RAY_WORKER}; vLLM's Gloo groups",
     "ray::VerifierActor": _RAY_WORKER,
+    "ray::EnvironmentActor": f"{_RAY_WORKER}; the gateway that agents ask for answers",
     "ray::LearnerRank": f"{_RAY_WORKER}; Gloo groups of the ranks; in rank 0 of several the store where they meet",
 }
 """Process → what listens in it, in a run of `gxpo train`."""
 UP = {**_RAY, "api": "the API", "dashboard": "the dashboard", "ray-dashboard": "Ray's job server"}
 """The same of `gxpo up` without a run."""
+JOB = {**UP, **RUN, "ray::JobSupervisor": _RAY_WORKER}
+"""The same with runs."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,11 @@ def listening(root: int, names: dict[int, str]) -> list[Listening]:
     tree = psutil.Process(root)
     for process in (tree, *tree.children(recursive=True)):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            name = names.get(process.pid) or process.name().partition(".")[0]
-            if any(word.endswith("ray/dashboard/dashboard.py") for word in process.cmdline()):
+            name, words = names.get(process.pid) or process.name().partition(".")[0], process.cmdline()
+            if any(word.endswith("ray/dashboard/dashboard.py") for word in words):
                 name = "ray-dashboard"
+            elif words[1:4] == ["-m", "gxpo_trainer.cli", "train"]:
+                name = "driver"
             found += [
                 Listening(name, c.laddr.ip, c.laddr.port)
                 for c in process.net_connections("inet")

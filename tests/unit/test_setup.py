@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
+import threading
 import zipfile
-from pathlib import Path
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,14 +21,84 @@ from packaging.utils import canonicalize_name
 from support import data_files
 
 INSTALL = Path(__file__).parents[2] / "requirements" / "install.sh"
-UV = """#!/bin/sh
-echo "$*" >>"$CALLS"
-case "$*" in
-    *--torch-backend=cpu*) touch "$CALLS.torch" ;;
-    *) [ -e "$CALLS.torch" ] || { echo "there is no version of torch==2.13.0+cpu"; exit 1; } ;;
-esac
-"""
-"""In place of uv: what it is asked for, and that the configured index lacks torch until PyTorch's own was asked."""
+PYTORCH = "download.pytorch.org"
+
+
+class Indexes(BaseHTTPRequestHandler):
+    """A package index on loopback and, as a proxy, PyTorch's own: wheels of the folders `index` and PYTORCH."""
+
+    protocol_version = "HTTP/1.1"
+    host = "index"
+    folder: Path
+    tls: ssl.SSLContext
+    asked: set[str]
+
+    def do_CONNECT(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.host, self.connection = self.path.partition(":")[0], self.tls.wrap_socket(self.connection, True)
+        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", 0)
+
+    def do_GET(self) -> None:
+        self.asked.add(f"{self.host}{self.path}")
+        folder, name = self.folder / self.host, unquote(PurePosixPath(self.path).name)
+        is_wheel = name.endswith(".whl")
+        links = "".join(f'<a href="/{wheel.name}">{wheel.name}</a>' for wheel in folder.glob(f"{name}-*.whl"))
+        body = (folder / name).read_bytes() if is_wheel else links.encode()
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Type", "application/octet-stream" if is_wheel else "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: `asked` has what was asked."""
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """What pip and uv ask of the two indexes, to which all their settings lead."""
+    key = ("-newkey", "rsa:2048", "-nodes", "-days", "2")
+    own = ("-addext", f"subjectAltName=DNS:{PYTORCH}", "-addext", "basicConstraints=CA:FALSE")
+    for words in (
+        (*key, "-subj", "/CN=test", "-keyout", "ca.key", "-out", "ca.pem"),
+        (
+            *key,
+            "-subj",
+            f"/CN={PYTORCH}",
+            *own,
+            "-keyout",
+            "own.key",
+            "-out",
+            "own.pem",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+        ),
+    ):
+        subprocess.run(["openssl", "req", "-x509", *words], cwd=tmp_path, capture_output=True, check=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "own.pem", tmp_path / "own.key")
+    places: set[str] = set()
+    handler = type("Handler", (Indexes,), {"folder": tmp_path, "tls": tls, "asked": places})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        for name in [name for name in os.environ if name.upper().startswith(("PIP_", "UV_"))]:
+            monkeypatch.delenv(name)
+        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{url}/simple"}
+        settings |= {"SSL_CERT_FILE": str(tmp_path / "ca.pem"), "UV_CACHE_DIR": str(tmp_path / "uv")}
+        for name, value in {"NO_PROXY": "127.0.0.1", "HTTPS_PROXY": url}.items():
+            settings |= {name: value, name.lower(): value}
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield places
+        server.shutdown()
 
 
 CPU_BUILD_FIRST = """#!/bin/sh
@@ -34,7 +109,7 @@ exec "$(dirname "$0")/python" -m pip install --quiet --no-deps --force-reinstall
 """In place of uv, where there are two builds of torch: pip, which takes the higher version as uv does."""
 
 
-def save_wheel(folder: Path, name: str, version: str, **scripts: str) -> None:
+def save_wheel(folder: Path, name: str, version: str, **scripts: str | bytes) -> None:
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": "",
@@ -66,14 +141,32 @@ def install(tmp_path: Path, device: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.long("makes an environment")
-def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(tmp_path: Path) -> None:
-    save_wheel(tmp_path, "uv", "0.13.8", uv=UV)
-    printed, (lists, torch, again) = install(tmp_path, "cpu")
-    assert "has no torch==2.13.0+cpu; fetching it from PyTorch's own (--torch-backend=cpu)" in printed
-    assert lists == again
-    assert f"--find-links {tmp_path} " in lists
-    assert lists.endswith(" -r requirements/cpu.txt")
-    assert torch.endswith(" --torch-backend=cpu torch==2.13.0+cpu")
+def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(tmp_path: Path, asked: set[str]) -> None:
+    """With the real uv, which knows the address of that index."""
+    for folder in ("index", PYTORCH, "requirements"):
+        (tmp_path / folder).mkdir()
+    save_wheel(tmp_path / PYTORCH, "torch", "2.13.0+cpu")
+    save_wheel(tmp_path / "index", "torch", "2.13.0")
+    save_wheel(tmp_path / "index", "sample", "1.0")
+    save_wheel(tmp_path / "index", "uv", "0.13.8", uv=(Path(sys.executable).parent / "uv").read_bytes())
+    shutil.copy(INSTALL, tmp_path / "requirements")
+    (tmp_path / "requirements/cpu.txt").write_text("sample==1.0\ntorch==2.13.0+cpu\n")
+    command = ["bash", "requirements/install.sh", "venv", "cpu", "packages"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "has no torch==2.13.0+cpu; fetching it from PyTorch's own (--torch-backend=cpu)" in ended.stdout
+    assert {f"{PYTORCH}/whl/cpu/torch/", "index/simple/sample/"} <= asked
+    frozen = subprocess.run(["venv/bin/python", "-m", "pip", "freeze"], cwd=tmp_path, capture_output=True, text=True)
+    assert {"sample==1.0", "torch==2.13.0+cpu"} <= {*frozen.stdout.split()}
+
+
+@pytest.mark.parametrize("command", ["demo", "test"])
+def test_both_commands_of_the_readme_and_the_images_install_by_this_script(command: str) -> None:
+    words = ["make", "--dry-run", "VENV=/nowhere", command]
+    printed = subprocess.run(words, cwd=INSTALL.parents[1], capture_output=True, text=True, check=True).stdout
+    assert "requirements/install.sh /nowhere cpu" in printed
+    dockerfile = (INSTALL.parents[1] / "deploy/Dockerfile").read_text()
+    assert "RUN bash /build/requirements/install.sh" in dockerfile
 
 
 @pytest.mark.long("makes an environment")
@@ -129,6 +222,17 @@ def test_a_machine_without_wheels_gets_a_line(names: list[str], program: str, se
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1
     assert sentence in ended.stderr
+
+
+def test_an_environment_of_another_python_is_said_before_anything_is_fetched(tmp_path: Path) -> None:
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(NEWER_PYTHON)
+    python.chmod(0o755)
+    command = ["bash", str(INSTALL), str(tmp_path / "venv"), "cpu"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
+    assert f"{tmp_path}/venv has Python 3.14.0, and Python 3.11 or 3.12 is needed; remove this folder" in ended.stderr
 
 
 def test_a_gpu_machine_without_a_compiler_is_told_what_to_install(tmp_path: Path) -> None:

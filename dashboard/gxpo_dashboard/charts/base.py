@@ -329,11 +329,11 @@ def on_hover(always: bool = False) -> Spec:
     return {"condition": [{"param": "hover", "empty": False, "value": 1}, alone], "value": int(always)}
 
 
-def tooltip(x: str, form: str, more: Iterable[Spec]) -> list[Spec]:
+def tooltip(x: str, form: str, more: Iterable[Spec], value: str = "value") -> list[Spec]:
     fields: list[Spec] = [{"field": "series", "title": "series"}, {"field": "step", "title": "step", "format": ",d"}]
     if x != "step":
         fields.append({"field": "x", "title": AXES[x], "format": ",.6~r"})
-    return [*fields, {"field": "y", "title": "value", "format": form}, *more]
+    return [*fields, {"field": "y", "title": value, "format": form}, *more]
 
 
 def line_layers(
@@ -346,7 +346,7 @@ def line_layers(
     # The title of the lines: Vega would join two different ones, and drop that of all layers for a missing one.
     bounds = {**place, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     known = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
-    dots = {**place, "opacity": on_hover(marks), "tooltip": tooltip(x, form, more)}
+    dots = {**place, "opacity": on_hover(marks), "tooltip": tooltip(x, form, more, y["title"])}
     if marks:
         dots["shape"] = styles["shape"]
     lines = {**place, "strokeDash": styles["strokeDash"]}
@@ -421,7 +421,7 @@ def metric_chart(plot: Plot, series: Series, x: str) -> Chart:
         {"layer": layers},
         line_data(series, present, x, log=plot.log),
         f"{plot.title}: {', '.join((present or plot.metrics).values())} over {AXES[x]}",
-        f"At step {count(max(series[name].steps[-1] for name in present))}: {words}." if words else "No data yet.",
+        f"At step {count(max(series[name].steps[-1] for name in present))}: {words}." if words else "No data.",
         plot.note,
         x=x,
         height=height_with_legend(names),

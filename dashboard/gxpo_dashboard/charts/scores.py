@@ -170,7 +170,7 @@ def _interval(row: Mapping[Any, Any]) -> str:
 
 def _words(frame: pd.DataFrame, metric: str) -> str:
     if frame.empty:
-        return "No evaluations yet."
+        return "No evaluations."
     parts = []
     for label, scores in frame.groupby("series", sort=False):
         row = scores.loc[scores["step"].idxmax()]

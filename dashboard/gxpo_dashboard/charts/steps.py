@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import count, duration, figure, known
+from gxpo_client.formats import count, duration, figure, known, number_of
 from gxpo_dashboard.charts import base
 from gxpo_dashboard.charts.base import Chart, Spec
 from gxpo_dashboard.view_models.rules import Rule, Rules, shade
@@ -126,11 +126,11 @@ def _z_words(series: Series, tau: float, two_sided: bool, part: bool) -> str:
             f" The {name} was {figure(most)}." if scores else ""
         )
     if math.isnan(tau):
-        return "No steps yet."
+        return "No steps."
     if not scores:
-        return f"No z-score yet: the gate is in its warm-up; {threshold}."
+        return f"No z-score during the gate's warm-up; {threshold}."
     words = f"Latest z-score {figure(scores[-1])}, {name} {figure(most)}; {threshold}."
-    return words if part else f"{words} The gate is open."
+    return words if part else f"{words} The gate has not fired."
 
 
 PASSES = ("update/backward_passes", "update/backward_passes_total")
@@ -221,14 +221,14 @@ def budget_chart(
 def _spent(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) -> str:
     """Backward passes by phase at the newest step, and those of the other rules."""
     if own.empty:
-        return "No steps yet."
+        return "No steps."
     newest = own["x"].max()
     spent = own[own["x"] == newest].set_index("series")["y"]
     parts = ", ".join(f"{count(value)} in {name}" for name, value in spent.items() if value)
     other = hypothetical[hypothetical["x"] == newest].set_index("series")["y"]
     compared = ", ".join(f"{name}: {count(value)}" for name, value in other.items())
     of = f" of {count(budget)}" if budget else ""
-    words = f"{count(float(spent.sum()))} backward passes{of} after {count(newest)} steps ({parts})."
+    words = f"{number_of(float(spent.sum()), 'backward pass')}{of} after {number_of(newest, 'step')} ({parts})."
     return f"{words} Others: {compared}." if compared else words
 
 
@@ -290,7 +290,7 @@ def step_time_chart(series: Series, totals: Totals) -> Chart:
         {"layer": [base.layer("areas", "area", encoding, **area)]},
         {"points": points, "areas": pd.concat([first.assign(x=first["x"] - 1), points], ignore_index=True)},
         f"Seconds of sampling, verifying, update, weight sync and other, stacked over {base.AXES['step']}",
-        f"Mean: {words}{outside and f'; outside of steps{outside[1:]} a step'}." if whole else "No steps yet.",
+        f"Mean: {words}{outside and f'; outside of steps{outside[1:]} a step'}." if whole else "No steps.",
         "Stacked in legend order, from the bottom. Evaluation and checkpoints are not part of a step.",
         x="step",
         thinned=base.thinned(series.get(WHOLE)),
@@ -330,7 +330,7 @@ def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
         {"layer": [base.layer("points", "bar", encoding, height={"band": 0.8})]},
         {"points": frame},
         "Sampling, verifying, updating, syncing and evaluating of each process over the last steps",
-        f"Busy over the last {frame['step'].nunique()} steps: {shares}." if shares else "No timeline yet.",
+        f"Busy over the last {number_of(frame['step'].nunique(), 'step')}: {shares}." if shares else "No timeline.",
         "A gap is idle time. With rollout.async_depth ≥ 1 engines sample while the learner updates.",
         height=120 + _ROW * len(processes),
         labels={"series": "activity", "x": "begin (s)", "x2": "end (s)"},

@@ -112,7 +112,8 @@ def cells(run: Json, *, baseline: Json | None = None, trend: tuple[str, str] | N
         "name": run["name"],
         "state": [[text, _CHIPS.get(text, "gray")] for text in states],
         "rule": run.get("rule_label") or run["rule"],
-        "progress": 100 * number(progress.get("fraction") or 0.0),
+        # A bar, perhaps a full one, would look like success.
+        "progress": [100 * number(progress.get("fraction") or 0.0), state not in ("failed", "cancelled")],
         "score": formats.percent(run.get("score")),
         "difference": formats.signed(difference, 1) if formats.known(difference) else NONE,
         "reward": formats.significant(number(run.get("reward"))),
@@ -214,7 +215,8 @@ def episode_facts(item: Mapping[str, Any]) -> str:
         return ""
     rewarded = any(turn.get("reward") is not None for turn in item.get("turns") or [])
     source = "environment" if rewarded else "verifier"
-    facts = [ENDS.get(item["end"], item["end"]), f"{item['sampled_length']} of {item['length']} tokens by the policy"]
+    own, length = formats.count(item["sampled_length"]), formats.count(item["length"])
+    facts = [ENDS.get(item["end"], item["end"]), f"{own} of {length} tokens by the policy"]
     if branches := (item.get("extra") or {}).get("branches"):
         facts.append(f"{formats.number_of(branches + 1, 'row')} of tokens")
     return ", ".join([*facts, *([] if item.get("reward") is None else [f"reward from the {source}"])])

@@ -10,7 +10,7 @@ import streamlit as st
 
 from gxpo_client.errors import InvalidRequest, NotFound
 from gxpo_client.formats import count
-from gxpo_dashboard.charts.base import Plot, height_with_legend, metric_chart, with_colors
+from gxpo_dashboard.charts.base import NUMBER, SHARE, Plot, height_with_legend, metric_chart, with_colors
 from gxpo_dashboard.charts.curves import matching
 from gxpo_dashboard.labels import plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
@@ -69,13 +69,16 @@ def draw(
     height = height_with_legend([labels[run] for run in runs], _HEIGHT)
 
     def draw_metric(name: str) -> None:
-        plot = Plot(f"explorer-{name}", name, {run: labels[run] for run in runs}, "value", log=log, note=note)
+        unit, form = next((known for end, *known in _UNITS if name.endswith(end)), ("value", NUMBER))
+        plot = Plot(f"explorer-{name}", name, {run: labels[run] for run in runs}, unit, form, log=log, note=note)
         series = {run: of_run.points.get(name, Points()).without(warm[run], x) for run, of_run in live.items()}
         chart(replace(with_colors(metric_chart(plot, series, x), colors), height=height), "metric")
 
     grid(names, draw_metric, columns)
 
 
+_UNITS = (("_bytes", "bytes", ".3~s"), ("_fraction", "fraction", SHARE))
+"""Ends of the names of metrics, the title of their axis, and the format of their values."""
 _RECENT = 100
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_client.formats import NONE, count, moment, number_of, percent, size
+from gxpo_client.formats import NONE, age, count, moment, number_of, percent, size
 from gxpo_dashboard.labels import TERMINAL, plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models import forms
@@ -145,7 +146,7 @@ def checkpoints(run: str, x: str) -> None:
             st.markdown(f"**Step {count(step)}**" + (f" ({', '.join(marks)})" if marks else ""))
             st.caption(
                 f"Accuracy {percent(number(item['score']))}, {size(item['size_bytes'])}, "
-                f"{plain(moment(item['created_at']))}"
+                f"{age(time.time() - item['created_at'])}"
             )
             if (item["size_bytes"] or 0) <= _DIRECT_DOWNLOAD:
                 fetch = partial(visitor.client().checkpoint_zip, run, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.errors import NotFound
-from gxpo_client.formats import NONE, count, duration, known, moment, share_done, significant
+from gxpo_client.formats import NONE, age, duration, known, moment, number_of, share_done, significant
 from gxpo_dashboard.charts import base, curves, steps
 from gxpo_dashboard.charts.base import Chart, Plot
 from gxpo_dashboard.charts.scores import accuracy_chart, sorted_scores
@@ -85,11 +86,12 @@ def _header(run_id: str, was_ended: bool) -> None:
                 st.markdown(f":orange-badge[no heartbeat for {duration(silent_s)}]", width="content")
             st.space("stretch")
             actions.buttons(run, "run")
+        made = run["created_at"]
         facts = [
             plain(run.get("rule_label") or run["rule"]),
             plain(run["model"]),
             f"seed {run['seed']}",
-            f"by {plain(run['created_by'])}, {plain(moment(run['created_at']))}",
+            f"by {plain(run['created_by'])}, {age(time.time() - made)} ({plain(moment(made))})",
             *[f":gray-badge[{plain(tag)}]" for tag in run["tags"]],
         ]
         st.markdown(" · ".join(facts))
@@ -98,7 +100,11 @@ def _header(run_id: str, was_ended: bool) -> None:
                 st.text(run["notes"])
         _headline(run)
         fraction = min(1.0, max(0.0, number(progress["fraction"] or 0.0)))
-        st.progress(fraction, text=" · ".join(_figures(run, fraction)))
+        figures = " · ".join(_figures(run, fraction))
+        if run["state"] in ("failed", "cancelled"):  # a bar, perhaps a full one, would look like success
+            st.markdown(figures)
+        else:
+            st.progress(fraction, text=figures)
 
 
 _EVIDENCE = {"gate": "Gate", "evaluation": "Overview"}
@@ -125,15 +131,16 @@ def _figures(run: Json, fraction: float) -> list[str]:
     progress, left = run["progress"], time_left(run)
 
     def used(cost: str, bound: str, what: str) -> str:
-        limit = f" of {count(number(progress[bound]))}" if progress.get(bound) else ""
-        return f"**{count(number(progress[cost]))}**{limit} {what}"
+        spent, limit = number(progress[cost]), number(progress.get(bound) or 0)
+        one, unit = number_of(spent, what).split(" ", 1)
+        return f"**{one}** of {number_of(limit, what)}" if limit else f"**{one}** {unit}"
 
     hours = number(progress.get("hours_budget"))
     limit = f" of {duration(3600 * hours)}" if known(hours) else ""
     words = [
         f"**{share_done(fraction)}** of the budget",
-        used("backward_passes", "backward_passes_budget", "backward passes"),
-        *([used("tokens", "tokens_budget", "tokens")] if progress.get("tokens_budget") else []),
+        used("backward_passes", "backward_passes_budget", "backward pass"),
+        *([used("tokens", "tokens_budget", "token")] if progress.get("tokens_budget") else []),
         f"**{duration(progress['training_s'])}**{limit} training time",
         f"reward **{significant(number(run['reward']))}**",
     ]
@@ -182,6 +189,9 @@ def _gate(run_id: str, x: str) -> None:
     settings = forms.get(run["config"], "learner.rule") or {}
     rule: Rule = visitor.rules().of(settings)
     series = visitor.live_series(run, x, OVERVIEW).points
+    if not any(series.values()):
+        records.none(run_id, "data", _NO_POINTS if permalinks.span(x) else "")
+        return
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:

@@ -122,7 +122,7 @@ def _group(counts: Json, items: list[Json]) -> None:
         with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
             versions = dict.fromkeys(item["extra"].get("weights_version") for item in items)
             facts = f"Step {count(first['step'])}, attempt {first['attempt']}, group {first['group']}" + "".join(
-                f", policy version {version}" for version in versions if version is not None
+                f", policy version {count(version)}" for version in versions if version is not None
             )
             correct = f"**{counts['correct']} of {counts['responses']}** correct"
             st.markdown(f"{plain(facts)}: {correct}", width="content")

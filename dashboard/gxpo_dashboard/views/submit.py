@@ -218,7 +218,7 @@ def _one_run(body: Json) -> Problems:
 def _most(cost: Json, of: str = "") -> str:
     """The most backward passes; empty where hours or tokens alone end a run."""
     passes = cost.get("backward_passes")
-    return f"At most {count(passes)} backward passes{of and f' {of}'}. " if passes else ""
+    return f"At most {number_of(passes, 'backward pass')}{of and f' {of}'}. " if passes else ""
 
 
 def _sweep(body: Json) -> Problems:

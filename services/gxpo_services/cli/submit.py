@@ -105,9 +105,9 @@ def _check(args: argparse.Namespace, client: Client, body: Json) -> int:
 
 def cost_words(cost: Json) -> str:
     """`30 steps, at most 90 backward passes (…)`."""
-    steps = f"{cost['steps']} steps, " if cost.get("steps") is not None else ""
+    steps = f"{cost['steps']:,} steps, " if cost.get("steps") is not None else ""
     passes = cost.get("backward_passes")
-    known = f"at most {passes:.0f} backward passes" if passes is not None else "backward passes unknown"
+    known = f"at most {passes:,.0f} backward passes" if passes is not None else "backward passes unknown"
     return f"{steps}{known}" + (f" ({one_line(cost['per_step_words'])})" if cost.get("per_step_words") else "")
 
 
@@ -144,7 +144,7 @@ def _study(args: argparse.Namespace, client: Client) -> None:
     check_arms(study)
     runs, passes = largest_cost(study)
     if not args.json:
-        print(f"{study.title}: {len(study.arms)} arms, at most {runs} runs and {passes} backward passes")
+        print(f"{study.title}: {len(study.arms)} arms, at most {runs} runs and {passes:,} backward passes")
     elif args.check:
         output(args, {"runs": runs, "backward_passes": passes})
     if args.check:

@@ -74,7 +74,7 @@ def run_details(run: Json, headline: str, events: Sequence[Json]) -> list[Table 
     """Headline, settings, progress and latest events of a run."""
     about = dict(zip(RUN_HEADER, run_row(run), strict=True)) | {
         "name": one_line(run["name"]),
-        "tokens": f"{run['progress']['tokens']:.0f}",
+        "tokens": f"{run['progress']['tokens']:,.0f}",
         "training time": duration(run["progress"]["training_s"]),
         "model": one_line(run["model"]),
         "seed": str(run["seed"]),
@@ -106,7 +106,7 @@ def print_comparison(comparison: Json) -> None:
 
 
 def of_budget(used: float, budget: float | None) -> str:
-    return f"{used:.0f}" + ("" if budget is None else f"/{budget:.0f}")
+    return f"{used:,.0f}" + ("" if budget is None else f"/{budget:,.0f}")
 
 
 def number(value: Any) -> str:

@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from gxpo_client.formats import figure, percent
+from gxpo_client.formats import duration, figure, number_of, percent
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, find
 from gxpo_services.api.errors import NotFound, responses
 from gxpo_services.api.fields import RunId
@@ -57,7 +57,9 @@ def state_sentence(run: RunView, holders: Sequence[str] = ()) -> str:
         text = f"{word} {f'at {place}' if steps else 'before the first step'}{reason}"
     else:
         phase = run.phase if run.phase != "training" else None
-        text = f"{state.capitalize()}: {', '.join(filter(None, (place if steps or not phase else None, phase)))}"
+        silent = None if run.silent_s is None else f"no heartbeat for {duration(run.silent_s)}"
+        parts = (place if steps or not phase else None, phase, silent)
+        text = f"{state.capitalize()}: {', '.join(filter(None, parts))}"
     again = f". Recovered {run.recoveries}×" if run.recoveries else ""
     return f"{text}{again}. {' '.join(run.detail.split())}".strip()
 
@@ -126,7 +128,8 @@ def signal_sentence(last: Last) -> str:
 def _place(point: Point) -> str:
     if math.isnan(point.backward_passes):
         return f"at step {point.steps:,.0f}"
-    return f"after {point.backward_passes:,.0f} backward passes" if point.backward_passes else "before the first step"
+    passes = number_of(round(point.backward_passes), "backward pass")
+    return f"after {passes}" if point.backward_passes else "before the first step"
 
 
 router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(401, 404, 422, 503))

@@ -44,7 +44,8 @@ CHECKPOINTS, MANIFEST, STATE, POLICY = "checkpoints", "manifest.json", "state.js
 MOST_FILES = 64
 """Maximum number of files of a policy; all are open during the download. A shard has 5 GB."""
 _NAME = re.compile(r"step-(\d{8,10})")
-_LARGEST_JSON = 16 * 1024 * 1024
+_LARGEST_STATE = 2 * 1024 * 1024
+"""What 40 requests at once may decode without exhausting the memory of the API."""
 
 
 def stored_checkpoints(run: RunFiles) -> list[CheckpointView]:
@@ -72,7 +73,7 @@ def open_policy(run: RunFiles, step: int, opened: ExitStack) -> list[tuple[str, 
     Raises FileNotFoundError; Conflict for more files than can be open at once.
     """
     name = f"step-{step:08d}"
-    run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)  # a checkpoint without it is incomplete
+    run.status(CHECKPOINTS, name, MANIFEST)  # a checkpoint without it is incomplete
     paths = run.files(CHECKPOINTS, name, POLICY)
     if not paths:
         raise FileNotFoundError(f"{name} has no policy")
@@ -90,7 +91,8 @@ def archive_of(files: list[tuple[str, BinaryIO]]) -> tuple[ZipStream, str]:
     marks = []
     for name, file in files:
         # The path leads to the open file, even after the checkpoint was deleted; it gives size and time.
-        archive.add_path(f"/proc/self/fd/{file.fileno()}", name)
+        # Bytes that are not UTF-8 have no place in its list.
+        archive.add_path(f"/proc/self/fd/{file.fileno()}", name.encode(errors="replace").decode())
         status = os.fstat(file.fileno())
         marks.append([name, status.st_size, status.st_mtime_ns])
     return archive, etag(marks)
@@ -108,9 +110,8 @@ def pieces_of(archive: ZipStream, begin: int, end: int) -> Generator[bytes]:
 
 
 def _inspect(run: RunFiles, name: str, step: int) -> CheckpointView:
-    run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)
     created_at = run.status(CHECKPOINTS, name, MANIFEST).st_mtime
-    state: Any = read_json(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))
+    state: Any = read_json(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_STATE))
     score = state.get("score") if isinstance(state, dict) else None
     size = sum(run.status(CHECKPOINTS, name, *path).st_size for path in run.files(CHECKPOINTS, name))
     if type(score) is not float and (type(score) is not int or abs(score) > MAX_INTEGER):

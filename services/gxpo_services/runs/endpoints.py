@@ -20,7 +20,7 @@ from gxpo_services.api.dependencies import (
 )
 from gxpo_services.api.errors import Conflict, FieldError, Invalid, Problem, ProblemDetails, responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.idempotency import WITH_ETAG, IfMatch, Submission, answer, check_match, creating
+from gxpo_services.api.idempotency import WITH_ETAG, IfMatch, IsRepeated, Submission, answer, check_match, creating
 from gxpo_services.api.principals import Role
 from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.outputs import files
@@ -38,13 +38,33 @@ _MADE = creating(schemas.RunDetail, "run", "The run is queued.", "The run that t
 _MOST_EQUAL_RUNS = 10
 
 
+def _config(body: schemas.RunRequest, server: ServiceSettings) -> RunConfig | list[FieldError]:
+    """The config of a request, or what is wrong with it."""
+    try:
+        config = checked(settings_of(body), server)
+    except Invalid as error:
+        return error.errors
+    return config if body.name is None else config.model_copy(update={"name": body.name})
+
+
+_Request = tuple[schemas.RunRequest, RunConfig | list[FieldError] | None]
+
+
+def _checked(body: schemas.RunRequest, repeated: IsRepeated, settings: Settings) -> _Request:
+    """Resolved before `Submission`: reading a run's files takes time, in which SQLite's writer stays free."""
+    return body, None if repeated else _config(body, settings)
+
+
 @router.post("", summary="Submit a run", **_MADE)
-def submit_run(body: schemas.RunRequest, by: Submission) -> Response:
+def submit_run(request: Annotated[_Request, Depends(_checked)], by: Submission) -> Response:
     """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
+    body, config = request
     run_id, earlier = by.claim("submit", body, Run)
     if earlier is not None:
         return _created(by, earlier, is_new=False)
-    config, group = _prepared(by.session, by.settings, body)
+    if config is None:  # its key has just expired
+        config = _config(body, by.settings)
+    config, group = _prepared(by.session, config, body.group)
     service.check_priority(by.principal, body.priority)
     service.check_queue(by.session, by.settings, by.principal)
     parent = (find(by.session, Run, body.clone_of), "clone") if body.clone_of else None
@@ -58,7 +78,7 @@ def submit_run(body: schemas.RunRequest, by: Submission) -> Response:
 def validate_run(body: schemas.RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
     """All invalid settings, the cost in backward passes, the complete config, and earlier runs with the same config."""
     try:
-        config, _group = _prepared(session, settings, body)
+        config, _group = _prepared(session, _config(body, settings), body.group)
     except Invalid as error:
         wrong = {"valid": False, "errors": error.errors, "cost": None, "config": None, "toml": None, "equal_runs": []}
         return answer(schemas.RunValidation.model_validate(wrong))
@@ -78,21 +98,19 @@ def validate_run(body: schemas.RunRequest, _: Submitter, settings: Settings, ses
     return answer(validation)
 
 
-def _prepared(session: Session, server: ServiceSettings, request: schemas.RunRequest) -> tuple[RunConfig, Group | None]:
+def _prepared(
+    session: Session, config: RunConfig | list[FieldError], group_id: str | None
+) -> tuple[RunConfig, Group | None]:
     """Config and group of a request. Raises Invalid with every invalid member."""
-    errors: list[FieldError] = []
-    config = group = None
+    errors = config if isinstance(config, list) else []
+    group = None
     try:
-        config = checked(settings_of(request), server)
+        group = _group(session, group_id)
     except Invalid as error:
-        errors += error.errors
-    try:
-        group = _group(session, request.group)
-    except Invalid as error:
-        errors += error.errors
-    if config is None or errors:
+        errors = [*errors, *error.errors]
+    if isinstance(config, list) or errors:
         raise invalid(errors)
-    return (config if request.name is None else config.model_copy(update={"name": request.name})), group
+    return config, group
 
 
 def _group(session: Session, group_id: str | None) -> Group | None:

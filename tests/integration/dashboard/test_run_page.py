@@ -184,13 +184,16 @@ def test_a_config_is_compared_with_the_nearest_preset_and_with_another_run(pages
     assert ["learner.rule.gate.threshold", "3.0", "3.0"] in shown(against=other, setting="gate", unchanged="1")
 
 
-@pytest.mark.parametrize("part", ["Overview", "Metrics", "Checkpoints"])
+@pytest.mark.parametrize(
+    "part",
+    ["Overview", "Gate", "Look-ahead", "Policy", "Metrics", "Samples", "System", "Log", "Checkpoints"],
+)
 def test_a_run_without_data_says_what_it_waits_for_and_an_ended_one_that_there_is_none(pages: Pages, part: str) -> None:
     holder, run = (pages.submit(f"{name} {part}") for name in ("holds", "waits"))
     pages.service.report(holder)
     words = [text.value for text in pages.open("run", run=run, part=part).markdown]
     (cause,) = [text for text in words if "Queued at position" in text]
-    assert f"held by holds {part}" in cause
+    assert f"held by holds {plain(part)}" in cause
     assert f"(?view=run&run={holder})" in cause
     pages.cancel(run)
     words = [text.value for text in pages.open("run", run=run, part=part).markdown]
@@ -223,8 +226,13 @@ def test_a_failed_run_says_its_reason_and_what_to_do_apart(pages: Pages) -> None
         "message": "x",
         "time": 1.0,
     }
+    page = pages.open("run", run=run)
+    assert page.get("progress")
     pages.service.report(run, outcome=outcome)
-    (error,) = pages.open("run", run=run).error
+    page = pages.open("run", run=run)
+    assert not page.get("progress"), "a bar, perhaps a full one"
+    assert [text for text in page.markdown if text.value.startswith("**0%** of the budget")]
+    (error,) = page.error
     assert error.value.split("\n\n") == [
         plain(part) for part in ("Failed before the first step: setup failed. x", REASONS["setup_failed"])
     ]

@@ -125,13 +125,27 @@ def test_a_check_says_what_a_run_would_download_and_what_is_missing(
     assert "model.path = 'm/nope'" in gxpo.error(2, "config", "--check", file)
 
 
-@pytest.mark.parametrize("command", [("report", "RUN"), ("eval", "--model", "starter", "--benchmark", "word_problems")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "RUN"),
+        ("eval", "--model", "starter", "--benchmark", "word_problems"),
+        ("train", "FILE"),
+    ],
+)
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     command: tuple[str, ...], tmp_path: Path, gxpo: Gxpo
 ) -> None:
-    argv = [str(RECORDED) if word == "RUN" else word for word in command]
+    argv = [{"RUN": str(RECORDED), "FILE": str(tmp_path / "run.toml")}.get(word, word) for word in command]
+    (tmp_path / "run.toml").write_text('name = "x"\n')
     (tmp_path / "file").touch()
     assert f"--out {tmp_path / 'file'}" in gxpo.error(2, *argv, "--out", tmp_path / "file" / "out")
+
+
+def test_a_study_that_is_missing_leads_to_an_example(tmp_path: Path, gxpo: Gxpo) -> None:
+    said = gxpo.error(2, "study", "run", tmp_path / "nope.toml", "--out", tmp_path / "out")
+    assert "nope.toml" in said
+    assert "docs/studies.md has an example of a study file" in said
 
 
 def test_eval_plays_in_the_environment_that_it_names(gxpo: Gxpo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import Any
 
 import httpx
@@ -240,7 +241,8 @@ def test_a_request_that_the_service_cannot_serve_leaves_the_others(
     monkeypatch.setattr(module, "FRESH_S", 0.0)
     cache = ResponseCache()
     client = client_of(service, cache=cache)
-    service.answers |= {"/runs/r1": (200, {"state": "running"}), "/compare": (503, {"detail": "killed; retry"})}
+    service.answers |= {"/runs/r1": (200, {"state": "running"}), "/tokens/me": (200, {})}
+    service.answers["/compare"] = (503, {"detail": "killed; retry"})
     client.run("r1")
     with pytest.raises(ServiceUnavailable, match="killed; retry"):
         client.get("/compare")
@@ -252,13 +254,21 @@ def test_a_request_that_the_service_cannot_serve_leaves_the_others(
 def test_a_service_that_hangs_does_not_keep_a_page_for_a_minute(service: Service) -> None:
     cache = ResponseCache()
     client = client_of(service, cache=cache)
-    service.answers = dict.fromkeys(("/runs/r1", "/runs/r2", "/compare", "/groups/g1/heatmap"), (200, {}))
+    paths = ("/runs/r1", "/runs/r2", "/compare", "/groups/g1/heatmap", "/tokens/me")
+    service.answers = dict.fromkeys(paths, (200, {}))
     client.run("r1")
     client.get("/compare", runs=["r1"])
     client.heat_map("g1")
     cache.offline = True
     client.run("r2")
-    assert [request.extensions["timeout"]["read"] for request in service.asked] == [16, 60, 60, 1]
+    assert [request.extensions["timeout"]["read"] for request in service.asked] == [16, 5, 60, 5, 60, 1]
+    assert [request.url.path for request in service.asked][1::2] == ["/api/v1/tokens/me"] * 2 + ["/api/v1/runs/r2"]
+    service.asked.clear()
+    service.lost_connections, cache.offline = 10**6, False
+    for ask in (partial(client.get, "/compare", runs=["r2"]), partial(client.post, "/runs/validate", body={})):
+        with pytest.raises(ServiceUnavailable):
+            ask()
+    assert [request.extensions["timeout"]["read"] for request in service.asked] == [5, 1], "none that may take long"
 
 
 def test_a_session_reads_what_it_has_just_read_once_until_it_changes_something(
@@ -280,6 +290,8 @@ def test_a_response_that_has_not_changed_is_not_sent_again(now: list[float]) -> 
     tags: list[str | None] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == f"{API}/tokens/me":
+            return httpx.Response(200, json={})
         tags.append(request.headers.get("If-None-Match"))
         return httpx.Response(304) if tags[-1] else httpx.Response(200, json={"runs": 2}, headers={"ETag": '"1"'})
 
@@ -304,9 +316,17 @@ def test_changes_and_the_token_s_name_never_come_from_the_cache(service: Service
         service.answers[path] = (503, {})
         with pytest.raises(ServiceUnavailable):
             call()
+        service.answers[path] = (200, {})
 
 
 # Numbers and durations are readable.
+
+
+def test_ages_and_plurals() -> None:
+    ages = [formats.age(seconds) for seconds in (-3, 59, 75, 11520, 200000)]
+    assert ages == ["just now", "just now", "1 min ago", "3 h ago", "2 d ago"]
+    words = [formats.number_of(n, what) for n, what in ((1, "run"), (1, "pass"), (2000, "run"), (2, "backward pass"))]
+    assert words == ["1 run", "1 pass", "2,000 runs", "2 backward passes"]
 
 
 def test_many_names_with_the_same_reason_are_one_line() -> None:

@@ -278,6 +278,11 @@ def test_differences_over_problems_are_paired_by_problem() -> None:
     # Per problem +.5, +.5, 0, 0: mean .25, s² = 1/12, t(3) = 3.1824: half-width 3.1824 · .2887 / 2 = .4594.
     assert (budget.over_problems.mean, budget.over_problems.num) == (0.25, 4)
     assert budget.over_problems.high == pytest.approx(0.25 + 0.4594, abs=1e-4)
+    # Half a point on every problem says nothing about other problems, or all of them: not an interval without width.
+    same = with_problems((0.5, 0.5, 0.5, 0.5))
+    first_half = with_problems((0.25, 0.25, 0.25, 0.25))
+    flat = compare_groups([first_half, same], "0.25", budgets={"steps": (10,)}).group("0.5").budgets[0].over_problems
+    assert (flat.mean, flat.low, flat.high, flat.num) == (0.25, None, None, 4)
     other = with_problems((0.5, 0.5, 1, 1), ids="pqrx")
     unknown = SeedGroup("0.5", (run(replace(second.runs[0].curve, per_problem=None)),))
     for lacking in (other, unknown):
@@ -619,7 +624,7 @@ def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
 
 
 def test_the_bounds_of_a_ratio_follow_its_direction() -> None:
-    assert (amount("hours", 4800), amount("steps", 4800)) == ("200 d 0 h", "4800")
+    assert (amount("hours", 4800), amount("steps", 4800)) == ("200 d 0 h", "4,800")
     assert (ratio(3.0, "steps"), ratio(0.625, "hours")) == ("3.0× fewer", "1.6× more")
     assert ratio(1.04, "hours") == ratio(1 / 1.04, "hours") == "equal"
     assert ratio_interval(Interval(2.0, 1.6, 3.0, 3), "steps") == "2.0× fewer (1.6× fewer to 3.0× fewer)"

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
 from gxpo_trainer.config.io import build
+from gxpo_trainer.data import records
 from gxpo_trainer.data.benchmarks import load_benchmark
 from gxpo_trainer.data.chat import prompt_text
 from gxpo_trainer.data.prompts import (
@@ -259,6 +260,7 @@ def test_golds_that_cannot_be_parsed_and_bad_rows_of_parquet_are_listed_with_the
         ("main/test.jsonl", b"{}", ".", {}, r"no files of data.split = 'train'.*: main/test\.jsonl"),
         ("main/test.jsonl", b"{}", ".", {"split": ""}, r"no files of data.split = ''"),
         ("main/test.jsonl", b"{}", ".", {"split": "**"}, r"no files of data.split = '\*\*'"),
+        ("main/test.jsonl", b"{}", ".", {"split": "**/test"}, r"no files of data.split = '\*\*/test'"),
         ("a.jsonl", b'{"problem": "1?", "answer": "1", "verify": {"tolerance": 1' + b"0" * 400 + b"}}", None, {},
          r"a\.jsonl:1: 'verify': tolerance = 10{39}: must be a finite number"),
         ("mine.jsonl", b'{"problem": "1?", "answer": "1", "level": 3}', None, {"levels": (2,)},
@@ -272,6 +274,16 @@ def test_a_source_without_usable_problems_is_rejected(
     (tmp_path / file).write_bytes(content)
     with pytest.raises(DataError, match=complaint):
         load(tmp_path / (source or file), **settings)
+
+
+def test_a_message_looks_at_some_files_of_a_folder_that_may_be_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        write(tmp_path / f"{name}.jsonl", *ROWS)
+    monkeypatch.setattr(records, "_MOST_SEEN", 2)
+    with pytest.raises(DataError, match=r"one of its \.jsonl, \.csv and \.parquet files: \w\.jsonl, \w\.jsonl$"):
+        load(tmp_path, split="other")
 
 
 def test_parquet_values_are_read_or_refused_with_their_place(tmp_path: Path) -> None:

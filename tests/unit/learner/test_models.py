@@ -302,6 +302,9 @@ def test_heads_that_vllm_cannot_compute_on_a_cpu_are_refused_before_an_engine_st
         ),
         ({}, None),
         ({"num_key_value_heads": None, "rope_parameters": {"rope_type": "default"}}, None),
+        # Of a damaged config.json: the trainer's own message comes from transformers.
+        ({"layer_types": 3, "rope_scaling": "linear"}, None),
+        ({"layer_types": [["full_attention"]], "rope_scaling": [1]}, "'m' has ['full_attention'] layers"),
     ],
 )
 def test_models_that_need_whole_rows_are_not_parallel_over_sequences(

@@ -296,6 +296,15 @@ def test_a_run_without_engines_needs_no_memory_for_them() -> None:
     assert make_plan(inputs_of(load_preset("demo", settings + long), shape, device_named("cpu"))).fit.fits
 
 
+def test_gpus_that_a_run_does_not_use_are_said() -> None:
+    config = load_preset("demo", ["placement.device=gpu"])
+    texts = [to_text(make_plan(inputs_of(config, SHAPE, GPU, num)), "run").splitlines() for num in (2, 3, 8)]
+    assert [lines[0] for lines in texts] == [f"run on {num} × {GPU.name}: fits" for num in (2, 3, 8)]
+    assert [line for lines in texts for line in lines if "idle" in line] == [
+        f"{words} would be idle: raise placement.learner_ranks or placement.samplers." for words in ("1 GPU", "6 GPUs")
+    ]
+
+
 def test_the_steps_of_a_warm_start_are_said_to_be_left_out() -> None:
     plan = make_plan(inputs_of(load_preset("demo", ["warm_start.steps=30"]), SHAPE, GPU))
     assert "; without the 30 steps of warm_start, evaluation, checkpoints and start-up." in to_text(plan, "run")

@@ -322,3 +322,8 @@ def test_a_missing_package_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=re.escape("logging.trackers[0]") + ".*pip install mlflow-skinny, or remove"):
         check_implementations(config, "run.toml")
+    config = build({"logging": {"trackers": ["mlflow", "wandb"], "project": "x"}})
+    with pytest.raises(ConfigError) as caught:
+        check_implementations(config, "run.toml")
+    first, *others = str(caught.value).splitlines()
+    assert (first, len(others)) == ("run.toml cannot be used:", 2), "all at once"

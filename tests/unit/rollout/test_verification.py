@@ -306,6 +306,8 @@ def test_verdicts_that_were_lost_with_their_node_or_for_memory_are_computed_agai
     submitted = Submitted([3], "groups", [True])
     assert handle.await_verdicts({handle.submit(submitted): submitted}) == {3: "verdicts"}
     assert events == ["verifier_restarted"]
+    # No training time: `ProgressWatch.working_s` has no wait in the phase "setup".
+    assert [call.args[1] for call in group.get.mock_calls] == ["setup", "verifying"] * 2
 
 
 def test_an_address_must_be_listed_character_by_character(

@@ -52,10 +52,10 @@ def against(difference: float, other: str) -> str:
 
 
 def amount(axis: Axis, cost: float) -> str:
-    """A cost as `12` or, of an axis in hours, as a duration."""
+    """A cost as `1,200` or, of an axis in hours, as a duration."""
     if cost != cost:
         return NONE
-    return duration(3600 * cost) if axis == "hours" else f"{cost:.0f}"
+    return duration(3600 * cost) if axis == "hours" else f"{cost:,.0f}"
 
 
 def ratio(speed_up: float, axis: Axis) -> str:

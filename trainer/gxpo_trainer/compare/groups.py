@@ -412,11 +412,17 @@ def _scores(run: RunCurves, point: BudgetPoint) -> Floats | None:
 def _over_problems(
     pairs: Sequence[tuple[RunCurves, RunCurves]], scores: Sequence[tuple[Floats | None, ...]]
 ) -> Interval | None:
-    """Mean difference over problems, each averaged over the pairs; None unless all runs have the same problems."""
+    """Mean difference over problems, each averaged over the pairs; None unless all runs have the same problems.
+
+    Without bounds where no problem differs from another, as with two policies that solve none: a t-interval would have
+    no width.
+    """
     known = [(own, other) for own, other in scores if own is not None and other is not None]
     if not known or len(known) < len(pairs) or len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
         return None
-    return mean_interval(np.mean([own - other for own, other in known], axis=0))
+    differences = np.mean([own - other for own, other in known], axis=0)
+    interval = mean_interval(differences)
+    return interval if np.ptp(differences) else replace(interval, low=None, high=None)
 
 
 def payoff_of(group: GroupResult, share: float, *, asynchronous: bool = False) -> Interval | None:

@@ -99,9 +99,9 @@ def convergence_table(comparison: Comparison) -> Table:
         costs = (_match(group, axis) for axis in COSTS)
         one = group.plateau
         plateau = NONE if one is None else f"{points(one.difference.mean)} ({one.verdict})"
-        rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs, plateau))
+        rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:,.0f}", *costs, plateau))
     target = comparison.target
-    best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
+    best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:,.0f}"
     return Table(f"To match the {best}; ratios at common evaluations", header, tuple(rows))
 
 

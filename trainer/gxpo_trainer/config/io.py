@@ -51,6 +51,7 @@ def check_implementations(config: RunConfig, source: str) -> None:
 
     source: of the config.
     """
+    problems = []
     for choice in CHOICES.values():
         value = functools.reduce(getattr, choice.section.split("."), config)
         for number, part in enumerate(value if isinstance(value, tuple) else [value]):
@@ -67,8 +68,9 @@ def check_implementations(config: RunConfig, source: str) -> None:
                     raise ConfigError(f"the package {package} is not installed; {fix}")
             except ConfigError as error:
                 place = f"{choice.section}[{number}]" if isinstance(value, tuple) else choice.section
-                message = f'{source} cannot be used:\n  {place}.{choice.key} = "{name}": {error}'
-                raise ConfigError(message) from None
+                problems.append(f'  {place}.{choice.key} = "{name}": {error}')
+    if problems:
+        raise ConfigError("\n".join([f"{source} cannot be used:", *problems]))
 
 
 def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:

@@ -7,6 +7,7 @@ is downloaded first.
 from __future__ import annotations
 
 import csv
+import glob
 import hashlib
 import json
 import re
@@ -23,6 +24,8 @@ from gxpo_trainer.jsonl import local_path
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_MOST_SEEN = 10_000
+"""Files of a folder among which a message looks for data files: the folder may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,16 @@ def files_of_split(folder: Path, split: str, subset: str | None, repository: str
 
     repository: of the hub, of which the folder has a part.
     """
+    name = glob.escape(split)  # `**` would walk through all folders
     for home in _homes(subset):
         for suffix in (".parquet", ".jsonl", ".csv"):
-            patterns = (f"{split}-*{suffix}", f"{split}{suffix}", f"{split}/*{suffix}")
-            with suppress(NotImplementedError, ValueError):  # of patterns such as /* and **-*
+            patterns = (f"{name}-*{suffix}", f"{name}{suffix}", f"{name}/*{suffix}")
+            with suppress(NotImplementedError, ValueError):  # of names such as /
                 files = sorted({file for pattern in patterns for file in (folder / home).glob(pattern)})
                 if files:
                     return files
-    present = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix in SUFFIXES)
+    seen = islice(folder.rglob("*"), _MOST_SEEN)
+    present = sorted(str(file.relative_to(folder)) for file in seen if file.suffix in SUFFIXES)
     if repository:
         from huggingface_hub import HfApi
 

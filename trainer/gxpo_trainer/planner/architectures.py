@@ -213,8 +213,9 @@ def check_sequence_parallel(body: Mapping[str, Any], config: RunConfig) -> None:
     """Raises ConfigError when ranks cannot share the columns of rows: the heads do not divide, or something besides
     attention is computed over whole rows."""
     text, size = language_model(body), config.learner.sequence_parallel
-    others = set(text.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
-    rotary = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    layers, rotary = text.get("layer_types"), text.get("rope_scaling") or text.get("rope_parameters")
+    others = {*map(str, layers if isinstance(layers, list) else ())} - {"full_attention", "sliding_attention"}
+    rotary = rotary if isinstance(rotary, Mapping) else {}
     parts = [each for each in (rotary, *rotary.values()) if isinstance(each, Mapping)]
     kinds = {str(each.get("rope_type", each.get("type"))) for each in parts}
     problem = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from gxpo_client.formats import number_of
 from gxpo_trainer.planner.devices import GIB
 from gxpo_trainer.planner.plan import Plan, PlannedRule, gib
 
@@ -74,6 +75,8 @@ def to_text(plan: Plan, name: str) -> str:
     count = f"{inputs.num_devices} × {inputs.device.name}" if inputs.on_gpu else "this host (cpu)"
     lines = [f"{name} on {count}: {'fits' if plan.fit.fits else 'does not fit'}"]
     lines += [f"{plan.advice[0].upper()}{plan.advice[1:]}."] if plan.advice else []
+    if inputs.on_gpu and (idle := inputs.num_devices - inputs.devices_needed) > 0:
+        lines.append(f"{number_of(idle, 'GPU')} would be idle: raise placement.learner_ranks or placement.samplers.")
     for phase in plan.fit.phases:
         limit = f" of {gib(phase.limit)} GiB" if phase.limit else ""
         where = "device" if inputs.on_gpu else "host"
@@ -114,8 +117,8 @@ def assumption_lines(plan: Plan) -> list[str]:
         f"model: {shape.parameters:,} parameters, {inputs.trainable:,} trainable",
         f"device: {device.name}, {memory}, {device.flops(learner.precision) / 1e12:g} TFLOP/s in {learner.precision}, "
         f"{device.memory_bandwidth / 1e9:g} GB/s",
-        f"placement: {placement.learner_ranks} learner ranks at ZeRO stage {learner.zero_stage}, "
-        f"{placement.samplers} samplers, tensor_parallel {placement.tensor_parallel}",
+        f"placement: {number_of(placement.learner_ranks, 'learner rank')} at ZeRO stage {learner.zero_stage}, "
+        f"{number_of(placement.samplers, 'sampler')}, tensor_parallel {placement.tensor_parallel}",
         f"micro-batches of {learner.micro_batch_tokens:,} tokens, activations "
         f"{'recomputed' if inputs.checkpointing else 'kept'}",
         f"lengths: mean prompt {load.prompt:.0f}, response {load.response:.0f} and environment {load.observation:.0f} "

@@ -325,12 +325,12 @@ class Controller:
         return result
 
     def _sync(self) -> Metrics:
-        begin = time.perf_counter()
+        begin = self.watch.working_s
         synced = self.rollouts.sync(self.counters.step)
         if synced is None:
             return {}
         metrics: Metrics = {
-            "time/sync_s": time.perf_counter() - begin,
+            "time/sync_s": self.watch.working_s - begin,
             "system/sampler_peak_bytes": float(synced.peak_bytes),
         }
         if synced.changed_fraction is not None:

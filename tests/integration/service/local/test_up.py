@@ -25,7 +25,7 @@ from support import queued_runs, sockets
 from support.processes import is_alive
 from support.service_processes import ServiceProcesses, until
 
-from gxpo_client.client import is_up
+from gxpo_client.client import Client, connect, is_up
 from gxpo_services.auth.tokens import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.local.ray_head import RayHead, free_port
@@ -34,6 +34,7 @@ from gxpo_services.local.up import Stack
 from gxpo_services.scheduling.scheduler import LIVENESS_FILE
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.errors import ConfigError, GxpoError
+from gxpo_trainer.reporting.reading import read_metrics
 
 LONG_S = 120
 
@@ -146,6 +147,43 @@ def test_every_socket_of_it_is_known_and_on_loopback(whole: Up) -> None:
     seen = sockets_of(whole)
     assert {"api", "dashboard", "gcs_server", "raylet", "ray-dashboard"} <= {one.process for one in seen}
     sockets.check(seen, sockets.UP)
+
+
+@pytest.mark.engine
+@pytest.mark.long("a training and two starts with Ray; a dead part and a fast end are shown without")
+def test_what_hangs_is_replaced_and_a_stop_saves_the_run_that_the_next_start_ends(tmp_path: Path) -> None:
+    home, steps, run = tmp_path / "home", 40, ""
+    settings = {"budget.steps": steps, "evaluation.every_steps": 0, "checkpoint.every_steps": 0}
+    settings |= {"rollout.prompts_per_step": 8, "rollout.samples_per_prompt": 4}
+    body = {"preset": "demo", "overrides": [f"{name}={value}" for name, value in settings.items()]}
+
+    def started() -> tuple[Up, Client]:
+        up = Up(home, "--port", str(free_port()), "--dashboard-port", str(free_port()), whole=True)
+        up.wait_until_up()
+        return up, Client(connect(up.state["url"]), (home / "token").read_text().strip(), patience_s=LONG_S)
+
+    up, client = started()
+    try:
+        for name in ("api", "scheduler", "dashboard"):
+            hung = up.pid(name)
+            os.kill(hung, signal.SIGSTOP)
+            up.until(lambda name=name, hung=hung: up.pid(name) != hung, f"the restart of a hung {name}")
+        run = client.submit(body)["id"]
+        up.until(lambda: client.run(run)["progress"]["steps"] >= 2, "two steps")
+        seen = sockets_of(up)
+        assert {"driver", "ray::SamplerActor", "ray::VerifierActor", "ray::LearnerRank"} <= {x.process for x in seen}
+        sockets.check(seen, sockets.JOB)
+        assert up.end() == 0
+        done = len(read_metrics(home / "artifacts" / run))
+        assert 2 <= done < steps
+        assert [path.name for path in (home / "artifacts" / run / "checkpoints").iterdir()] == [f"step-{done:08d}"]
+        up, client = started()
+        up.until(lambda: client.run(run)["state"] == "succeeded", "the end of the run")
+        rows = read_metrics(home / "artifacts" / run)
+        assert [(row["step"], row["attempt"]) for row in rows] == [(n, 1 + (n > done)) for n in range(1, steps + 1)]
+    finally:
+        if up.process.poll() is None:
+            up.end()
 
 
 def sockets_of(up: Up) -> list[sockets.Listening]:

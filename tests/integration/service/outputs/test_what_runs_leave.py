@@ -240,7 +240,8 @@ def resolved(client: TestClient, name: str) -> dict[str, Any]:
     return {**components["schemas"][name], "components": components}
 
 
-UNREADABLE = ["[" * 200_000, '{"score":' * 100_000, '{"score": 1e999}', '{"score": NaN}', "\0", "7" * 5000]
+TOO_LARGE = "[" + "{}," * 700_000 + "{}]"
+UNREADABLE = [TOO_LARGE, "[" * 200_000, '{"score":' * 100_000, '{"score": 1e999}', '{"score": NaN}', "\0", "7" * 5000]
 WITHOUT_SCORE = [f'{{"score": {score}}}' for score in ("9" * 400, "true", '"0.5"', "[]", "{}", "null")]
 
 
@@ -299,6 +300,15 @@ def test_an_interrupted_download_of_a_policy_continues(client: TestClient, run_i
 def num_open_files(folder: Path) -> int:
     links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return sum(str(link.readlink()).startswith(str(folder)) for link in links if link.exists())
+
+
+def test_a_name_that_is_not_utf_8_is_replaced_in_the_archive(client: TestClient, run_id: str, folder: Path) -> None:
+    policy = add_checkpoint(folder, 10) / "policy"
+    (policy / os.fsdecode(b"caf\xe9.json")).write_text("1")
+    whole = client.get(path(run_id, "checkpoints/10/download"))
+    assert whole.headers["content-length"] == str(len(whole.content))
+    with zipfile.ZipFile(io.BytesIO(whole.content)) as archive:
+        assert archive.read("caf?.json") == b"1"
 
 
 def test_links_in_a_folder_are_not_followed(client: TestClient, run_id: str, folder: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from gxpo_services.api.dependencies import find
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Event, Group, Run
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import listing
+from gxpo_services.runs import endpoints, listing
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import groups, studies
@@ -96,16 +96,20 @@ def test_a_repeated_request_finds_what_it_made_though_its_data_is_gone(
     assert client.post(f"{API}/{kind}", json=body).status_code == 422
 
 
-def test_trainers_report_while_a_sweep_or_a_study_is_planned(
+def test_trainers_report_while_a_run_a_sweep_or_a_study_is_checked(
     client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """500 runs take seconds, and on SQLite whatever writes needs the one turn that there is."""
-    free, while_planned = app.state.session_gate.value, set[int]()
-    for module, name, path, body in ((groups, "plan", "/sweeps", SWEEP), (studies, "checked", "/studies", BODY)):
-        plan = getattr(module, name)
+    """That may take seconds, and on SQLite whatever writes needs the one turn that there is."""
+    free = app.state.session_gate.value
+    for module, name, path, body in (
+        (endpoints, "checked", "/runs", {"preset": "demo"}),
+        (groups, "plan", "/sweeps", SWEEP),
+        (studies, "checked", "/studies", BODY),
+    ):
+        plan, while_planned = getattr(module, name), set[int]()
 
-        def planned(*given: Any, plan: Callable[..., Any] = plan) -> Any:
-            while_planned.add(app.state.session_gate.value)
+        def planned(*given: Any, plan: Callable[..., Any] = plan, seen: set[int] = while_planned) -> Any:
+            seen.add(app.state.session_gate.value)
             return plan(*given)
 
         monkeypatch.setattr(module, name, planned)

@@ -132,9 +132,9 @@ def test_means_and_shares_are_over_all_steps_and_evaluation_is_spread_over_them(
 
 def test_without_a_step_or_timeline_charts_say_so() -> None:
     assert steps.step_time_chart({}, {}).points.empty
-    assert steps.step_time_chart({}, {"time/step_s": (0.0, 0)}).summary == "No steps yet."
-    assert steps.budget_chart({}, GXPO, None, RULES).summary == "No steps yet."
-    assert steps.timeline_chart([]).summary == "No timeline yet."
+    assert steps.step_time_chart({}, {"time/step_s": (0.0, 0)}).summary == "No steps."
+    assert steps.budget_chart({}, GXPO, None, RULES).summary == "No steps."
+    assert steps.timeline_chart([]).summary == "No timeline."
 
 
 STEPS: list[dict[str, Any]] = [
@@ -214,17 +214,17 @@ def test_the_summary_names_an_infinite_threshold_the_warm_up_and_a_run_without_s
     chart = z_chart({**GATE_SERIES, "gate/threshold": points([1], [math.inf]), "gate/shutoff_step": Points()})
     assert chart.datasets["rules"].empty
     assert "never fires" in chart.summary
-    assert z_chart({}).summary == "No steps yet."
+    assert z_chart({}).summary == "No steps."
     chart = z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
     assert chart.points.empty
     assert "warm-up" in chart.summary
 
 
-def test_a_part_of_the_steps_does_not_say_whether_the_gate_is_open_now() -> None:
+def test_a_part_of_the_steps_does_not_say_whether_the_gate_has_fired() -> None:
     before = {name: points([2], [series.y[1]]) for name, series in GATE_SERIES.items() if name != "gate/shutoff_step"}
     before |= {"gate/z": points([2], [0.25])}
     words = "Latest z-score 0.25, maximum z-score 0.25; τ is 2."
-    assert z_chart(before).summary == f"{words} The gate is open."
+    assert z_chart(before).summary == f"{words} The gate has not fired."
     assert steps.z_chart(before, "step", {}, "#4477aa", part=True).summary == words
 
 

@@ -38,11 +38,13 @@ def run(**fields: Any) -> Json:
 
 def test_a_row_of_the_list() -> None:
     row = tables.cells(run(reward=-0.034567, silent_s=34.0), baseline=run(score=0.45), trend="data:")
-    assert (row["progress"], row["score"], row["trend"]) == (50.0, "40.0%", "data:")
+    assert (row["progress"], row["score"], row["trend"]) == ([50.0, True], "40.0%", "data:")
     assert (row["difference"], row["reward"]) == ("−5.0", "−0.0346")
     assert (row["passes"], row["left"], row["tags"]) == ("45 of 90", "1 min 15 s", [["t", "gray"]])
     assert row["state"] == [["▶ running", "blue"], ["! no heartbeat", "orange"]]
     assert tables.cells(run())["difference"] == "–", "without a baseline"
+    bars = {state: tables.cells(run(state=state))["progress"][1] for state in ("failed", "cancelled", "succeeded")}
+    assert bars == {"failed": False, "cancelled": False, "succeeded": True}
     easy = run(score=0.9, benchmarks=["word_problems"])
     assert tables.cells(run(benchmarks=["math500"]), baseline=easy)["difference"] == "–", "of other benchmarks"
     both = ["math500", "word_problems"]
@@ -196,7 +198,7 @@ def _zoomed() -> None:
 def test_a_part_without_points_of_a_live_series_leads_to_the_reset() -> None:
     page = AppTest.from_function(_zoomed)
     page.query_params |= {"from": "3", "to": "5"}
-    others = ["No data yet\\."] * 3
+    others = ["No data\\."] * 3
     assert [caption.value for caption in page.run(timeout=60).caption] == [
         "No points in the visible range. Reset the zoom.",
         *others,

@@ -34,7 +34,7 @@ from gxpo_trainer.config.io import load_preset
 def view(state: str, steps: int = 12, **fields: Any) -> RunView:
     place = fields.pop("position", 2)
     progress = Progress.model_construct(steps=steps, step_budget=fields.pop("of", 40), queue_position=place)
-    known: dict[str, Any] = {"reason": None, "detail": "", "phase": None, "recoveries": 0}
+    known: dict[str, Any] = {"reason": None, "detail": "", "phase": None, "recoveries": 0, "silent_s": None}
     return RunView.model_construct(state=RunState(state), progress=progress, **(known | fields))
 
 
@@ -64,6 +64,7 @@ def test_groups_are_shown_with_the_baseline_marked_and_gates_thinned() -> None:
         (view("starting", 0, phase="waiting for 3 GPUs"), "Starting: waiting for 3 GPUs."),
         (view("running", 0), "Running: step 0 of 40."),
         (view("running", 5000, of=None, phase="evaluating"), "Running: step 5,000, evaluating."),
+        (view("running", phase="training", silent_s=42.0), "Running: step 12 of 40, no heartbeat for 42 s."),
         (view("recovering", recoveries=1), "Recovering: step 12 of 40. Recovered 1×."),
         (view("cancelled", 0), "Cancelled before the first step."),
         (view("succeeded", 30, reason="budget_reached"), "Finished at step 30 of 40: budget reached."),
