@@ -273,9 +273,13 @@ class Faults:
 
     # ---- runs ---------------------------------------------------------------------------------------------------
 
-    def executing(self) -> dict[str, tuple[int, str]] | None:
-        """Launch and owner of the lease of each executing run; None while the database does not answer."""
+    def executing(self, *, reporting: bool = False) -> dict[str, tuple[int, str]] | None:
+        """Launch and owner of the lease of each executing run; None while the database does not answer.
+
+        reporting: only those whose trainer has reported since its launch.
+        """
         query = "SELECT id, launch, coalesce(lease_owner, '') FROM runs WHERE state = ANY(%s)"
+        query += " AND heartbeat_at IS NOT NULL" if reporting else ""
         try:
             with psycopg.connect(self._database, autocommit=True, connect_timeout=5) as connection:
                 rows = connection.execute(query, [sorted(EXECUTING)]).fetchall()
@@ -294,9 +298,9 @@ class Faults:
 
         return relaunched
 
-    def _trainer(self) -> tuple[int, dict[str, tuple[int, str]]] | None:
+    def _trainer(self, *, reporting: bool = False) -> tuple[int, dict[str, tuple[int, str]]] | None:
         """A trainer, and its run as `executing` has it."""
-        found, runs = trainers(self._up.home / "artifacts"), self.executing() or {}
+        found, runs = trainers(self._up.home / "artifacts"), self.executing(reporting=reporting) or {}
         pids = sorted(pid for pid, run in found.items() if run in runs)
         if not pids:
             return None
@@ -318,7 +322,8 @@ class Faults:
         return Fault(name, bound, self._relaunched(victim[1]), ends=frozenset(victim[1]))
 
     def _pause_trainer(self, name: str) -> Fault | None:
-        if (victim := self._trainer()) is None:
+        # One that has not reported is shown as starting, not as silent.
+        if (victim := self._trainer(reporting=True)) is None:
             return None
         (run_id,) = victim[1]
         ended = self._relaunched(victim[1])

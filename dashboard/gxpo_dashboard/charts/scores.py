@@ -308,6 +308,7 @@ def heat_map_chart(heat_map: Response) -> Chart:
         {"points": frame},
         f"Heat map of {shown} over {heat_map['x']} and {heat_map['y']}",
         f"{word} {shown}: {best[3]} at {at}.{mixed}" if best else "No value.",
+        "Cells may differ in backward passes; the ranking above compares at equal ones." if say is percent else "",
         height=110 + 60 * len(y_names),
         labels={"x": heat_map["x"], "y": heat_map["y"], "value": f"mean {shown}"},
     )

@@ -44,6 +44,8 @@ CHECKPOINTS, MANIFEST, STATE, POLICY = "checkpoints", "manifest.json", "state.js
 MOST_FILES = 64
 """Maximum number of files of a policy; all are open during the download. A shard has 5 GB."""
 _NAME = re.compile(r"step-(\d{8,10})")
+_MOST_LISTED = 1000
+"""The newest ones. A trainer keeps a few; what else writes into a run's folder is not trusted."""
 _LARGEST_STATE = 2 * 1024 * 1024
 """What 40 requests at once may decode without exhausting the memory of the API."""
 
@@ -55,10 +57,10 @@ def stored_checkpoints(run: RunFiles) -> list[CheckpointView]:
     except FileNotFoundError:
         return []
     checkpoints = []
-    for match in filter(None, map(_NAME.fullmatch, names)):
+    found = sorted(filter(None, map(_NAME.fullmatch, names)), key=lambda match: int(match[1]))
+    for match in found[-_MOST_LISTED:]:
         with suppress(OSError, ValueError):  # deleted since it was listed, or not loadable
             checkpoints.append(_inspect(run, match[0], int(match[1])))
-    checkpoints.sort(key=lambda checkpoint: checkpoint.step)
     scored = [checkpoint for checkpoint in checkpoints if isinstance(checkpoint.score, float)]  # else null or "NaN"
     if scored:
         max(scored, key=lambda checkpoint: (checkpoint.score, -checkpoint.step)).best = True

@@ -21,6 +21,7 @@ from gxpo_client.client import _server_sent
 from gxpo_client.errors import NotSignedIn
 from gxpo_services.api.fields import encode_cursor
 from gxpo_services.db.database import Database
+from gxpo_services.outputs import checkpoints
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
 
@@ -258,6 +259,16 @@ def test_a_state_without_a_number_hides_its_checkpoint_or_score_and_no_other(
     shown = [(item["step"], item["score"], item["best"]) for item in answer["items"]]
     assert shown == [(10, 0.5, True), *others]
     jsonschema.validate(answer, resolved(client, "CheckpointsView"))
+
+
+def test_a_folder_full_of_checkpoints_is_not_read_whole(
+    client: TestClient, run_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_MOST_LISTED", 2)
+    for step in (999_999_999, 10, 100_000_000):
+        add_checkpoint(folder, step)
+    items = client.get(path(run_id, "checkpoints")).json()["items"]
+    assert [item["step"] for item in items] == [100_000_000, 999_999_999]
 
 
 def test_checkpoints_are_listed_with_the_best_and_the_newest(client: TestClient, run_id: str, folder: Path) -> None:

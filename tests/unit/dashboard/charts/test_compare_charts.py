@@ -140,6 +140,7 @@ def test_heat_map_cells_lie_at_their_values_and_the_best_is_named() -> None:
         "Highest last accuracy (pass@1 on gsm8k, amc23): 41.0% at learner.rule.alpha = 0.5, learner.rule.k = Infinity. "
         "Each cell also averages over learner.zero_stage."
     )
+    assert chart.note.startswith("Cells may differ in backward passes")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,7 @@ def test_costs_are_not_written_as_shares() -> None:
     steps["cells"][1]["value"] |= {"mean": 180, "low": None, "high": None}
     chart = scores.heat_map_chart(steps)
     assert chart.points["text"].tolist() == ["210", "180", "–"]
+    assert chart.note == ""
     # Fewer steps are better: they are named, and darker.
     assert chart.summary.startswith("Lowest steps to best (pass@1 on gsm8k, amc23): 180 at learner.rule.alpha = 0.5")
     ranges = [c.spec["layer"][0]["encoding"]["color"]["scale"]["range"] for c in (chart, scores.heat_map_chart(heat()))]
