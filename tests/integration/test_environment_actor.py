@@ -24,6 +24,7 @@ from gxpo_trainer.environments.contract import Call, Reply
 from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.rollout import environments as environment_handle
 from gxpo_trainer.rollout.environments import EnvironmentHandle, start_environments
+from gxpo_trainer.runtime.progress import ProgressWatch
 
 pytestmark = pytest.mark.engine
 MODULE, FOLDER = "faulty_environments", Path(__file__).parents[1] / "unit/environments"
@@ -39,7 +40,8 @@ def environments(ray_on_loopback: None) -> Start:
         "PYTHONPATH": str(FOLDER),
         "GXPO_ENVIRONMENT_ALLOWLIST": f"{MODULE}:Counter,{MODULE}:NoStep",
     }
-    placement = SimpleNamespace(verifier_options=lambda: {"runtime_env": {"env_vars": variables}})
+    group = SimpleNamespace(watch=ProgressWatch())
+    placement = SimpleNamespace(verifier_options=lambda: {"runtime_env": {"env_vars": variables}}, group=group)
 
     @contextmanager
     def start(name: str = "Counter", **timeouts: float) -> Iterator[EnvironmentHandle]:
@@ -110,6 +112,30 @@ def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
         assert handle.advance(call("x", "y")).result() == Reply(Turn("turn 2: y"))
         assert ray.get(handle.actor.process.remote()).pid != hung
     until(lambda: workers() <= before)
+
+
+def test_the_wait_for_an_actor_is_no_training_time(environments: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_handle, "LOOK_S", 0.05)
+    monkeypatch.setattr(environment_handle, "NOTICED_S", 0.5)
+    watch = ProgressWatch()
+
+    def excluded_s() -> float:
+        return (time.monotonic() - watch.working_s) - begin
+
+    with environments() as handle:
+        assert handle.advance(call("x")).result() == Reply(Turn("turn 1: x"))
+        handle.exclude_waits(watch)
+        begin = time.monotonic() - watch.working_s
+        watch.begin("sampling")
+        actor = ray.get(handle.actor.process.remote()).pid
+        os.kill(actor, signal.SIGSTOP)
+        time.sleep(2.0)
+        os.kill(actor, signal.SIGCONT)
+        until(lambda: excluded_s() > 1.9)
+        stopped_s = excluded_s()
+        os.kill(actor, signal.SIGKILL)
+        assert handle.advance(call("x", "y")).result() == Reply(Turn("turn 2: y"))
+        until(lambda: excluded_s() > stopped_s + 0.1)
 
 
 def test_a_call_that_outlives_no_actor_fails_alone(environments: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,38 @@ def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_not_counted() ->
     watched.check()
 
 
+def test_a_wait_for_an_environment_is_excluded_as_far_as_nothing_progressed() -> None:
+    watched, clock = watch(sampling_s=600.0)
+    watched.begin("sampling")
+    begin = watched.working_s
+    clock.now += 60.0
+    watched.progressed()  # of a sequence that needs no environment
+    clock.now += 20.0
+    watched.exclude_wait(70.0)
+    assert (watched.working_s - begin, watched.idle_s) == (60.0, 0.0)
+    watched.begin("updating")
+    clock.now += 30.0
+    watched.exclude_wait(30.0)
+    assert watched.working_s - begin == 90.0, "the learner worked meanwhile"
+
+
+def test_a_pause_of_the_process_is_excluded_whichever_thread_wakes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, clock = watch(sampling_s=15.0)
+    monkeypatch.setattr("gxpo_trainer.runtime.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
+    watched.poll(1.0)
+    watched.begin("sampling")
+    begin = watched.working_s
+    clock.now += 20.5
+    watched.check()
+    assert watched.working_s - begin == 1.0, "the next poll was due then"
+    watched.poll(1.0)
+    clock.now += 5.0
+    assert (watched.working_s - begin, watched.idle_s) == (6.0, 6.0)
+    watched.poll(None)
+    clock.now += 100.0
+    assert watched.idle_s == 106.0, "nobody polls: the time may have passed in one call"
+
+
 def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before() -> None:
     watched, clock = watch(setup_s=100.0)
     stalls: list[Stalled] = []

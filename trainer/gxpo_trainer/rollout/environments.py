@@ -6,6 +6,7 @@ running; as each call has the history of its episode, the episodes continue.
 In each engine a thread watches the actor while calls are waiting. When the actor does not answer within
 `PROBE_LIMIT_S`, it is killed; Ray restarts it and repeats the calls. A call that was running in `MAX_DEATHS` actors
 that died fails alone; when the actor does not answer `MAX_SILENT` times in a row, all calls fail with a TrainingError.
+What the run waits meanwhile is not counted as training time.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from gxpo_trainer.environments.contract import Call, Reply
 from gxpo_trainer.environments.host import EnvironmentHost
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import TracedProcess, end_stalled, trace_this_process
 
 PROBE_INTERVAL_S = 5.0
 PROBE_LIMIT_S = 60.0
 """The actor's event loop answers in milliseconds; it takes seconds to start on a busy machine."""
+LOOK_S = 1.0
+"""Between two looks of the driver."""
+NOTICED_S = 5.0
+"""An answer that takes longer was a wait."""
 MAX_SILENT = 5
 MAX_DEATHS = 5
 CLOSE_LIMIT_S = 10.0
@@ -51,6 +57,7 @@ class EnvironmentHandle:
         self._changed = threading.Condition()
         self._deaths: dict[Future[Reply], int] = {}
         """Of the actor, since each of the calls that wait was made."""
+        self._killed = threading.Event()
         threading.Thread(target=self._watch, name="environments", daemon=True).start()
 
     def __reduce__(self) -> tuple[type[EnvironmentHandle], tuple[Any]]:
@@ -74,8 +81,26 @@ class EnvironmentHandle:
         """End the episodes of an engine that was lost, whose names have this prefix."""
         self.actor.end_all.remote(prefix)
 
+    def exclude_waits(self, watch: ProgressWatch) -> None:
+        """Exclude from the run's time what it waits while the actor restarts or is stopped, until `kill`."""
+        threading.Thread(target=self._exclude_waits, args=(watch,), name="environment waits", daemon=True).start()
+
+    def _exclude_waits(self, watch: ProgressWatch) -> None:
+        last = None
+        while not self._killed.wait(LOOK_S):
+            begin = time.monotonic()
+            try:
+                process = ray.get(self.actor.process.remote())
+            except ray.exceptions.RayActorError:
+                return  # dead for good
+            waited_s = time.monotonic() - begin
+            if last not in (None, process) or waited_s > NOTICED_S:
+                watch.exclude_wait(waited_s + LOOK_S)
+            last = process
+
     def kill(self) -> None:
         """End the actor and its processes."""
+        self._killed.set()
         # A process that an episode has started survives when its ancestors are killed all at once.
         ray.wait([self.actor.aclose.remote()], timeout=CLOSE_LIMIT_S)
         ray.kill(self.actor, no_restart=True)
@@ -136,4 +161,6 @@ def start_environments(config: RunConfig, placement: Placement) -> EnvironmentHa
     options = placement.verifier_options() | options
     # For a call that a lost engine made just before its episodes were ended; no turn is sampled for longer.
     idle_s = 2 * max(config.timeouts.sampling_s, config.timeouts.evaluating_s)
-    return EnvironmentHandle(ray.remote(EnvironmentActor).options(**options).remote(config.environment, idle_s))
+    handle = EnvironmentHandle(ray.remote(EnvironmentActor).options(**options).remote(config.environment, idle_s))
+    handle.exclude_waits(placement.group.watch)
+    return handle

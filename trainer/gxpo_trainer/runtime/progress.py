@@ -15,6 +15,7 @@ MAIN_THREAD_GRACE_S = 30.0
 """Time beyond its limit that the main thread has to notice a stall by itself, before the watchdog ends the process."""
 _PAUSED_S = 10.0
 """A poll that is this late was not late by load: the process was stopped."""
+_SAMPLES: tuple[Phase, ...] = ("sampling", "evaluating")
 _ABANDONABLE: tuple[Phase, ...] = ("setup", "sampling", "verifying", "evaluating")
 """Waits that leave the learner as it is."""
 
@@ -40,22 +41,51 @@ class ProgressWatch:
         self._stalled_s = self._starting_s = 0.0
         self._clock = clock
         self._since = clock()
+        self._changing = threading.RLock()
+        self._next_poll: float | None = None
 
     def begin(self, phase: Phase) -> None:
         """Enter a phase, or wait for its next answer. Raises Interrupted as `check` does."""
-        self.phase, self._since = phase, self._clock()
+        self.phase, self._since = phase, self._now()
         self.check_interrupted()
 
     def progressed(self) -> None:
         """The wait was answered, or nothing is waited for."""
         if self.phase == "setup":  # a process that starts does no work of the run
             self._starting_s += self.idle_s
-        self._since = self._clock()
+        self._since = self._now()
 
     def exclude(self, seconds: float) -> None:
         """Do not count a time in which progress was impossible, such as a wait for a lost node or a stopped process."""
-        self._since = min(self._since + seconds, self._clock())
-        self._stalled_s += seconds
+        with self._changing:
+            self._since = min(self._since + seconds, self._clock())
+            self._stalled_s += seconds
+
+    def exclude_wait(self, seconds: float) -> None:
+        """Exclude the last `seconds` of a wait for samples, as far as nothing progressed in them."""
+        with self._changing:
+            if self.phase in _SAMPLES:
+                self.exclude(min(seconds, self.idle_s))
+
+    def poll(self, next_s: float | None) -> None:
+        """Exclude a pause of the whole process. The watchdog calls it again within next_s, None: not again.
+
+        Each look at the clock asks as well: after a pause the main thread may wake before the watchdog.
+        """
+        with self._changing:
+            self._exclude_pause()
+            self._next_poll = None if next_s is None else time.monotonic() + next_s
+
+    def _exclude_pause(self) -> None:
+        with self._changing:
+            now = time.monotonic()
+            if self._next_poll is not None and (paused_s := now - self._next_poll) > _PAUSED_S:
+                self._next_poll = now
+                self.exclude(paused_s)
+
+    def _now(self) -> float:
+        self._exclude_pause()
+        return self._clock()
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -78,7 +108,7 @@ class ProgressWatch:
     @property
     def idle_s(self) -> float:
         """Seconds since the last progress."""
-        return self._clock() - self._since
+        return self._now() - self._since
 
     @property
     def remaining_s(self) -> float:
@@ -88,7 +118,7 @@ class ProgressWatch:
     @property
     def running_s(self) -> float:
         """A clock that stands still while the run is stalled or a time is excluded; only differences have a meaning."""
-        return self._clock() - self._stalled_s
+        return self._now() - self._stalled_s
 
     @property
     def working_s(self) -> float:
@@ -156,14 +186,13 @@ class Watchdog:
     def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
+        self._watch.poll(None)
 
     def _run(self) -> None:
-        polled, reported = time.monotonic(), 0
+        reported = 0
+        self._watch.poll(self._poll_s)
         while not self._stop.wait(self._poll_s):
-            paused_s = time.monotonic() - polled - self._poll_s
-            polled = time.monotonic()
-            if paused_s > _PAUSED_S:
-                self._watch.exclude(paused_s)
+            self._watch.poll(self._poll_s)
             phase, idle_s = self._watch.phase, self._watch.idle_s
             limit_s = self._watch.timeouts.limit_s(phase)
             if idle_s > limit_s + self._grace_s:
