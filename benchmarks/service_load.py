@@ -393,7 +393,8 @@ def results(
         figures.append(single(f"{kind}: {name}, CPU", usage.cores[name], "cores"))
     for name in ("api", "scheduler"):
         memory = np.array(usage.rss[name])
-        first, last = (float(part.mean()) for part in (memory[: len(memory) // 4], memory[-(len(memory) // 4) :]))
+        quarter = max(1, len(memory) // 4)
+        first, last = float(memory[:quarter].mean()), float(memory[-quarter:].mean())
         figures.append(single(f"{kind}: {name}, memory at the end", memory[-1], "MiB"))
         growth = 100 * (last / first - 1)
         figures.append(single(f"{kind}: {name}, memory of the last quarter over the first", growth, "%", at_most=5))
@@ -445,7 +446,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--databases", nargs="+", default=["postgresql"], choices=["sqlite", "postgresql"])
     parser.add_argument("--no-save", action="store_true", help="print only")
     given = parser.parse_args([] if argv is None else argv)
-    given.seconds = min(given.seconds, 600.0)
+    given.seconds = min(max(given.seconds, 2 * SAMPLE_S), 600.0)
     figures: list[Figure] = []
     more: dict[str, Any] = {}
     for kind in given.databases:

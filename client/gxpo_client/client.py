@@ -178,13 +178,16 @@ class Client:
                 f"the idempotency key {key!r} must be 1 to 200 printable ASCII characters without blanks"
             )
         headers = {"Idempotency-Key": key} if key else {}
-        self._probe()
         return self.send("POST", path, *parts, json=body, headers=headers, retry=key is not None)
 
     def _probe(self) -> None:
         """Raise ServiceUnavailable within seconds where a page would wait a minute for a service that hangs."""
-        if self._cache is not None:
-            self.request("GET", "/tokens/me", timeout=_OFFLINE_S if self._cache.offline else _PROBE_S)
+        if (cache := self._cache) is not None:
+            try:
+                self.request("GET", "/tokens/me", timeout=_OFFLINE_S if cache.offline else _PROBE_S)
+            except ServiceUnavailable as error:
+                cache.offline |= error.status != httpx.codes.SERVICE_UNAVAILABLE
+                raise
 
     def send(self, method: str, path: str, *parts: str, **request: Any) -> Json:
         """The JSON object that answers `request`."""
@@ -203,6 +206,8 @@ class Client:
 
         Raises the errors of `errors`.
         """
+        if method != "GET":
+            self._probe()
         # Quoted: input such as `../tokens` or `.` cannot reach another path.
         path = "/".join([path, *(quote(part, safe="").replace(".", "%2E") for part in parts)])
         give_up = time.monotonic() + (self._patience_s if retry else 0.0)

@@ -133,6 +133,7 @@ def test_the_wait_for_an_actor_is_no_training_time(environments: Start, monkeypa
         os.kill(actor, signal.SIGCONT)
         until(lambda: excluded_s() > 1.9)
         stopped_s = excluded_s()
+        monkeypatch.setattr(environment_handle, "NOTICED_S", 1000.0)  # now it is another process that is noticed
         os.kill(actor, signal.SIGKILL)
         assert handle.advance(call("x", "y")).result() == Reply(Turn("turn 2: y"))
         until(lambda: excluded_s() > stopped_s + 0.1)

@@ -60,7 +60,7 @@ class Indexes(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+def index_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """What pip and uv ask of the two indexes, to which all their settings lead."""
     key = ("-newkey", "rsa:2048", "-nodes", "-days", "2")
     own = ("-addext", f"subjectAltName=DNS:{PYTORCH}", "-addext", "basicConstraints=CA:FALSE")
@@ -141,7 +141,9 @@ def install(tmp_path: Path, device: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.long("makes an environment")
-def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(tmp_path: Path, asked: set[str]) -> None:
+def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(
+    tmp_path: Path, index_requests: set[str]
+) -> None:
     """With the real uv, which knows the address of that index."""
     for folder in ("index", PYTORCH, "requirements"):
         (tmp_path / folder).mkdir()
@@ -155,7 +157,7 @@ def test_torch_comes_from_its_own_index_where_the_configured_one_lacks_it(tmp_pa
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "has no torch==2.13.0+cpu; fetching it from PyTorch's own (--torch-backend=cpu)" in ended.stdout
-    assert {f"{PYTORCH}/whl/cpu/torch/", "index/simple/sample/"} <= asked
+    assert {f"{PYTORCH}/whl/cpu/torch/", "index/simple/sample/"} <= index_requests
     frozen = subprocess.run(["venv/bin/python", "-m", "pip", "freeze"], cwd=tmp_path, capture_output=True, text=True)
     assert {"sample==1.0", "torch==2.13.0+cpu"} <= {*frozen.stdout.split()}
 

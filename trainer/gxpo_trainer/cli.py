@@ -475,10 +475,12 @@ def show_status(args: argparse.Namespace) -> int:
 
 
 def _print_status(study: Study, results: Results) -> None:
+    from gxpo_client.formats import number_of
     from gxpo_trainer.studies.definition import best_point, largest_cost
 
     runs, passes = largest_cost(study)
-    print(f"{study.name}: {len(results)} runs done of at most {runs}; at most {passes} backward passes in all")
+    done_of = f"{number_of(len(results), 'run')} done of at most {runs}"
+    print(f"{study.name}: {done_of}; at most {passes:,} backward passes in all")
     for name, arm in study.arms.items():
         point = best_point(study, name, results)
         done = sum(key.stage == "report" and key.arm == name for key in results)

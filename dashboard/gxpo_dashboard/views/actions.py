@@ -24,8 +24,11 @@ def act(runs: Sequence[str], action: str) -> list[Json]:
     for run in runs:
         try:
             done.append(visitor.client().act(run, action))
-        except (Refused, ServiceUnavailable) as error:
+        except Refused as error:
             refused.append(str(error))
+        except ServiceUnavailable as error:  # each further one would wait for it as well
+            refused.append(str(error))
+            break
     label = ACTIONS[action][0]
     if done:
         st.toast(f"{label}: {number_of(len(done), 'run')}", icon=ACTIONS[action][1])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from gxpo_client.errors import InvalidRequest, NotFound
-from gxpo_client.formats import count
+from gxpo_client.formats import count, figure, percent, size
 from gxpo_dashboard.charts.base import NUMBER, SHARE, Plot, height_with_legend, metric_chart, with_colors
 from gxpo_dashboard.charts.curves import matching
 from gxpo_dashboard.labels import plain, unique_labels
@@ -69,16 +69,19 @@ def draw(
     height = height_with_legend([labels[run] for run in runs], _HEIGHT)
 
     def draw_metric(name: str) -> None:
-        unit, form = next((known for end, *known in _UNITS if name.endswith(end)), ("value", NUMBER))
-        plot = Plot(f"explorer-{name}", name, {run: labels[run] for run in runs}, unit, form, log=log, note=note)
+        unit, form, say = next((shown for end, shown in _UNITS.items() if name.endswith(end)), _PLAIN)
+        lines = {run: labels[run] for run in runs}
+        plot = Plot(f"explorer-{name}", name, lines, unit, form, log=log, say=say, note=note)
         series = {run: of_run.points.get(name, Points()).without(warm[run], x) for run, of_run in live.items()}
         chart(replace(with_colors(metric_chart(plot, series, x), colors), height=height), "metric")
 
     grid(names, draw_metric, columns)
 
 
-_UNITS = (("_bytes", "bytes", ".3~s"), ("_fraction", "fraction", SHARE))
-"""Ends of the names of metrics, the title of their axis, and the format of their values."""
+_Shown = tuple[str, str, Callable[[float], str]]
+_PLAIN: _Shown = "value", NUMBER, figure
+_UNITS: dict[str, _Shown] = {"_bytes": ("bytes", ".3~s", size), "_fraction": ("fraction", SHARE, percent)}
+"""By the end of a metric's name: title of its axis, and the format of its values there and in the summary."""
 _RECENT = 100
 
 

@@ -146,7 +146,7 @@ def checkpoints(run: str, x: str) -> None:
             st.markdown(f"**Step {count(step)}**" + (f" ({', '.join(marks)})" if marks else ""))
             st.caption(
                 f"Accuracy {percent(number(item['score']))}, {size(item['size_bytes'])}, "
-                f"{age(time.time() - item['created_at'])}"
+                f"{age(time.time() - item['created_at'])} ({plain(moment(item['created_at']))})"
             )
             if (item["size_bytes"] or 0) <= _DIRECT_DOWNLOAD:
                 fetch = partial(visitor.client().checkpoint_zip, run, step)

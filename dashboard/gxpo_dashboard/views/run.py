@@ -189,8 +189,8 @@ def _gate(run_id: str, x: str) -> None:
     settings = forms.get(run["config"], "learner.rule") or {}
     rule: Rule = visitor.rules().of(settings)
     series = visitor.live_series(run, x, OVERVIEW).points
-    if not any(series.values()):
-        records.none(run_id, "data", _NO_POINTS if permalinks.span(x) else "")
+    if not any(series.values()) and permalinks.span(x) is None:
+        records.none(run_id, "data")
         return
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")

@@ -105,9 +105,9 @@ def _check(args: argparse.Namespace, client: Client, body: Json) -> int:
 
 def cost_words(cost: Json) -> str:
     """`30 steps, at most 90 backward passes (…)`."""
-    steps = f"{cost['steps']:,} steps, " if cost.get("steps") is not None else ""
+    steps = f"{number_of(cost['steps'], 'step')}, " if cost.get("steps") is not None else ""
     passes = cost.get("backward_passes")
-    known = f"at most {passes:,.0f} backward passes" if passes is not None else "backward passes unknown"
+    known = f"at most {number_of(passes, 'backward pass')}" if passes is not None else "backward passes unknown"
     return f"{steps}{known}" + (f" ({one_line(cost['per_step_words'])})" if cost.get("per_step_words") else "")
 
 
@@ -144,7 +144,8 @@ def _study(args: argparse.Namespace, client: Client) -> None:
     check_arms(study)
     runs, passes = largest_cost(study)
     if not args.json:
-        print(f"{study.title}: {len(study.arms)} arms, at most {runs} runs and {passes:,} backward passes")
+        arms, most = number_of(len(study.arms), "arm"), number_of(runs, "run")
+        print(f"{study.title}: {arms}, at most {most} and {number_of(passes, 'backward pass')}")
     elif args.check:
         output(args, {"runs": runs, "backward_passes": passes})
     if args.check:
@@ -155,8 +156,8 @@ def _study(args: argparse.Namespace, client: Client) -> None:
         part["overrides"] = absolute_overrides(part["overrides"], client)
     about = {"tags": args.tags, "notes": args.notes, "priority": args.priority}
     submitted = client.submit({"toml": tomli_w.dumps(body)} | about, to="/studies")
-    group = submitted["group"]
-    output(args, submitted, group["id"], f"{group['num_runs']} runs queued; the others follow as these end")
+    group, queued = submitted["group"], number_of(submitted["group"]["num_runs"], "run")
+    output(args, submitted, group["id"], f"{queued} queued; the others follow as these end")
 
 
 def _grid_axis(text: str) -> tuple[str, list[Any]]:

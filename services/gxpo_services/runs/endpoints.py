@@ -236,19 +236,51 @@ _add_action("pause", "Pause a run", "The trainer writes a checkpoint at the end 
 _add_action("resume", "Resume a paused run", "The run is queued again and resumes from its checkpoint.")
 
 
+def _retried(run_id: RunId, repeated: IsRepeated, settings: Settings, database: DatabaseDep) -> RunConfig | None:
+    return _cloned(run_id, repeated, settings, database)
+
+
+def _cloned(
+    run_id: RunId,
+    repeated: IsRepeated,
+    settings: Settings,
+    database: DatabaseDep,
+    body: schemas.CloneRequest | None = None,
+) -> RunConfig | None:
+    """The config of a copy, resolved as in `_checked`; None where there is none to check."""
+    if repeated:
+        return None
+    with database.reading() as session:
+        original = session.scalar(select(Run).where(Run.id == run_id))
+        config = None if original is None else original.config
+    overrides = () if body is None else body.overrides
+    return None if config is None else checked(overridden(config, overrides, "overrides"), settings)
+
+
 @router.post("/{run_id}/clone", summary="Submit a copy of a run", **_MADE)
-def clone_run(run_id: RunId, by: Submission, body: schemas.CloneRequest | None = None) -> Response:
+def clone_run(
+    run_id: RunId,
+    config: Annotated[RunConfig | None, Depends(_cloned)],
+    by: Submission,
+    body: schemas.CloneRequest | None = None,
+) -> Response:
     """A new run with the same config plus overrides; `parent_id` names the original."""
-    return _copy(by, run_id, body or schemas.CloneRequest(), "clone")
+    return _copy(by, run_id, config, body or schemas.CloneRequest(), "clone")
 
 
 @router.post("/{run_id}/retry", summary="Retry a failed or cancelled run", **_MADE)
-def retry_run(run_id: RunId, by: Submission) -> Response:
+def retry_run(run_id: RunId, config: Annotated[RunConfig | None, Depends(_retried)], by: Submission) -> Response:
     """A new run with the same config, in the same group; `parent_id` names the original."""
-    return _copy(by, run_id, schemas.CloneRequest(), "retry")
+    return _copy(by, run_id, config, schemas.CloneRequest(), "retry")
 
 
-def _copy(by: Submission, original_id: str, request: schemas.CloneRequest, kind: Literal["clone", "retry"]) -> Response:
+def _copy(
+    by: Submission,
+    original_id: str,
+    config: RunConfig | None,
+    request: schemas.CloneRequest,
+    kind: Literal["clone", "retry"],
+) -> Response:
     run_id, earlier = by.claim(f"{kind} {original_id}", request, Run)
     if earlier is not None:
         return _created(by, earlier, is_new=False)
@@ -256,7 +288,8 @@ def _copy(by: Submission, original_id: str, request: schemas.CloneRequest, kind:
     if kind == "retry" and original.state not in schemas.RETRIED:
         fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
         raise Conflict(f"run {original_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
-    config = checked(overridden(original.config, request.overrides, "overrides"), by.settings)
+    if config is None:  # its key has just expired
+        config = checked(overridden(original.config, request.overrides, "overrides"), by.settings)
     if request.priority is not None:
         service.check_priority(by.principal, request.priority)
     service.check_queue(by.session, by.settings, by.principal)

@@ -65,10 +65,15 @@ def test_a_wait_for_an_environment_is_excluded_as_far_as_nothing_progressed() ->
     clock.now += 20.0
     watched.exclude_wait(70.0)
     assert (watched.working_s - begin, watched.idle_s) == (60.0, 0.0)
-    watched.begin("updating")
+    watched.learning = True
     clock.now += 30.0
     watched.exclude_wait(30.0)
     assert watched.working_s - begin == 90.0, "the learner worked meanwhile"
+    watched.learning = False
+    with watched.excluded():
+        clock.now += 20.0
+        watched.exclude_wait(50.0)
+    assert (watched.working_s - begin, watched.idle_s) == (60.0, 0.0), "not taken back"
 
 
 def test_a_pause_of_the_process_is_excluded_whichever_thread_wakes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -754,5 +754,5 @@ def test_data_that_is_no_study_is_refused_with_its_place(tmp_path, about, compla
 def test_the_command_states_the_cost_before_anything_runs(tmp_path, capsys) -> None:
     none = [str(REFERENCE), "--out", str(tmp_path / "none")]
     assert main(["study", "status", *none, "--data", str(tmp_path)]) == 0
-    assert "0 runs done of at most 106; at most 4680 backward passes in all" in capsys.readouterr().out
+    assert "0 runs done of at most 106; at most 4,680 backward passes in all" in capsys.readouterr().out
     assert main(["study", "status", str(tmp_path / "absent.toml")]) == 2

@@ -422,7 +422,7 @@ def _over_problems(
         return None
     differences = np.mean([own - other for own, other in known], axis=0)
     interval = mean_interval(differences)
-    return interval if np.ptp(differences) else replace(interval, low=None, high=None)
+    return interval if np.ptp(differences) > SAME else replace(interval, low=None, high=None)
 
 
 def payoff_of(group: GroupResult, share: float, *, asynchronous: bool = False) -> Interval | None:

@@ -57,7 +57,7 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
             "a hub name"
         )
     homes = ["" if home == "." else f"{home}/" for home in _homes(subset)]
-    patterns = [f"{home}{split}{rest}" for home in homes for rest in ("-*", ".*", "/*")]
+    patterns = [f"{home}{glob.escape(split)}{rest}" for home in homes for rest in ("-*", ".*", "/*")]
     copy = download(
         source,
         patterns,

@@ -76,7 +76,8 @@ def to_text(plan: Plan, name: str) -> str:
     lines = [f"{name} on {count}: {'fits' if plan.fit.fits else 'does not fit'}"]
     lines += [f"{plan.advice[0].upper()}{plan.advice[1:]}."] if plan.advice else []
     if inputs.on_gpu and (idle := inputs.num_devices - inputs.devices_needed) > 0:
-        lines.append(f"{number_of(idle, 'GPU')} would be idle: raise placement.learner_ranks or placement.samplers.")
+        more = "placement.learner_ranks" + (" or placement.samplers" if inputs.config.placement.samplers else "")
+        lines.append(f"{number_of(idle, 'GPU')} would be idle: raise {more}.")
     for phase in plan.fit.phases:
         limit = f" of {gib(phase.limit)} GiB" if phase.limit else ""
         where = "device" if inputs.on_gpu else "host"

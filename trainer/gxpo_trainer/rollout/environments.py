@@ -31,8 +31,8 @@ PROBE_LIMIT_S = 60.0
 """The actor's event loop answers in milliseconds; it takes seconds to start on a busy machine."""
 LOOK_S = 1.0
 """Between two looks of the driver."""
-NOTICED_S = 5.0
-"""An answer that takes longer was a wait."""
+NOTICED_S = 10.0
+"""An answer that takes longer was not late by load."""
 MAX_SILENT = 5
 MAX_DEATHS = 5
 CLOSE_LIMIT_S = 10.0
@@ -91,8 +91,8 @@ class EnvironmentHandle:
             begin = time.monotonic()
             try:
                 process = ray.get(self.actor.process.remote())
-            except ray.exceptions.RayActorError:
-                return  # dead for good
+            except ray.exceptions.RayError:
+                return  # dead for good, or Ray is shut down
             waited_s = time.monotonic() - begin
             if last not in (None, process) or waited_s > NOTICED_S:
                 watch.exclude_wait(waited_s + LOOK_S)

@@ -302,7 +302,7 @@ class AsyncRollouts:
         """Prompts of steps whose batches were under way at the checkpoint."""
         self._next_step = 1
         self._learner_version = self._engine_version = 0
-        self._learner_busy = self._syncing = self._finished = False
+        self._syncing = self._finished = False
 
     def batch(self, step: int) -> Rollouts:
         collection, planned = self._open(), self._planned.pop(step)
@@ -330,14 +330,14 @@ class AsyncRollouts:
         group = self._pool.group
         if self._collection is None or self._syncing:
             return group.wait_for_one(calls, phase)
-        self._learner_busy = True
+        group.watch.learning = True
         since = group.watch.running_s
         try:
             while not (ready := self._collection.advance(calls, phase)):
                 group.watch.check_since(since, phase)
             return ready
         finally:
-            self._learner_busy = False
+            group.watch.learning = False
 
     def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
         self._open()
@@ -407,7 +407,7 @@ class AsyncRollouts:
         lost = [engine for engine in self._pool.engines.ready if engine.version is None]
         # In deterministic mode no engine may sample with the next version what waits for this one.
         same = not self._deterministic or self._engine_version == self._learner_version
-        if lost and same and not self._learner_busy and not self._syncing:
+        if lost and same and not self._pool.group.watch.learning and not self._syncing:
             self._syncing = True
             try:
                 with self._pool.group.watch.excluded():

@@ -42,6 +42,8 @@ class ProgressWatch:
         self._clock = clock
         self._since = clock()
         self._changing = threading.RLock()
+        self.learning = False
+        """Whether the learner works, also while the phase is that of what is sampled meanwhile."""
         self._next_poll: float | None = None
 
     def begin(self, phase: Phase) -> None:
@@ -62,9 +64,9 @@ class ProgressWatch:
             self._stalled_s += seconds
 
     def exclude_wait(self, seconds: float) -> None:
-        """Exclude the last `seconds` of a wait for samples, as far as nothing progressed in them."""
+        """Exclude the last `seconds` of a wait for samples alone, as far as nothing progressed in them."""
         with self._changing:
-            if self.phase in _SAMPLES:
+            if self.phase in _SAMPLES and not self.learning:
                 self.exclude(min(seconds, self.idle_s))
 
     def poll(self, next_s: float | None) -> None:
@@ -94,7 +96,7 @@ class ProgressWatch:
         try:
             yield
         finally:
-            self.exclude(self.working_s - begin)
+            self.exclude(max(0.0, self.working_s - begin))  # less than nothing after `exclude_wait`
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
@@ -130,8 +132,9 @@ class ProgressWatch:
         self.check_interrupted()
         if self.remaining_s > 0:
             return
-        error = _stalled(self.phase, self.idle_s, self.timeouts)
-        self.exclude(self.idle_s)
+        with self._changing:
+            error = _stalled(self.phase, self.idle_s, self.timeouts)
+            self.exclude(self.idle_s)
         raise error
 
     def check_interrupted(self) -> None:

@@ -40,7 +40,7 @@ def plateau_table(data: StudyData, findings: Findings) -> Table:
             p_values = map(_p_value, (one.p_value, one.adjusted, one.welch, one.equivalence))
             cells = [bracket(one.difference), over, *p_values, _verdict(arm, one)]
         rows.append((arm.label, bracket(arm.final, "%"), bracket(arm.plateau, "%"), *cells))
-    span = f"from {_first_pass(data):g} to {data.study.backward_passes} backward passes"
+    span = f"from {_first_pass(data):,.6g} to {data.study.backward_passes:,} backward passes"
     title = f"Accuracy in %, mean of the evaluations {span}; differences in points; 95% intervals."
     if findings.detectable is not None:
         title += (
@@ -273,7 +273,7 @@ def compose(data: StudyData) -> str:
 def conclusion(data: StudyData, findings: Findings) -> list[str]:
     """The study in at most ten lines, if its limits are few."""
     study, base = data.study, findings.baseline
-    span = f"{_first_pass(data):g} to {study.backward_passes} backward passes"
+    span = f"{_first_pass(data):,.6g} to {study.backward_passes:,} backward passes"
     verdicts: dict[str, list[str]] = {}
     fewer: dict[Axis, list[str]] = {"backward_passes": [], "steps": []}
     tested = [arm for arm in findings.candidates if arm.tested]
@@ -357,8 +357,8 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
         if arm.collapsed or arm.diverged
     ]
     lines = [
-        f"Preset `{study.preset}`, seeds {', '.join(map(str, study.seeds))}, {study.backward_passes} backward passes a "
-        f"run, evaluated every {study.evaluate_every} passes.",
+        f"Preset `{study.preset}`, seeds {', '.join(map(str, study.seeds))}, {study.backward_passes:,} backward passes "
+        f"a run, evaluated every {study.evaluate_every} passes.",
         *study.remarks,
         f"The plateau is the mean of the evaluations in the last {100 * plan.plateau:g}% of the budget; the margin of "
         f"equivalence is {_points(plan.margin)}.",

@@ -101,8 +101,12 @@ def test_trainers_report_while_a_run_a_sweep_or_a_study_is_checked(
 ) -> None:
     """That may take seconds, and on SQLite whatever writes needs the one turn that there is."""
     free = app.state.session_gate.value
+    run = client.post(f"{API}/runs", json={"preset": "demo"}).json()["id"]
+    client.post(f"{API}/runs/{run}/cancel").raise_for_status()
     for module, name, path, body in (
         (endpoints, "checked", "/runs", {"preset": "demo"}),
+        (endpoints, "checked", f"/runs/{run}/clone", {"overrides": ["seed=1"]}),
+        (endpoints, "checked", f"/runs/{run}/retry", None),
         (groups, "plan", "/sweeps", SWEEP),
         (studies, "checked", "/studies", BODY),
     ):
