@@ -93,7 +93,7 @@ MORE = pytest.mark.long("popovers of the same kinds")
     "visited", [pytest.param((v, "light"), marks=() if v in WITH_FORMS else MORE) for v in VIEWS], indirect=True
 )
 def test_every_control_in_what_opens_takes_a_click_on_its_centre(visited: Page) -> None:
-    dialogs = ["Search", *(["Edit…", "Delete…"] if visited.query["view"] == ["run"] else [])]
+    dialogs = ["Search", *(["Edit…", "Delete…"] if visited.query.get("view") == ["run"] else [])]
     opened = [*((visited.press, name, "[role=dialog]") for name in dialogs)]
     opened += [(visited.click, button, OPENED) for button in visited.all(POPOVER) if button.is_displayed()]
     assert len(opened) > len(dialogs)

@@ -447,7 +447,8 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
         headers = {"Authorization": f"Bearer {(home / 'token').read_text().strip()}"}
         answer = httpx.get(f"{service.url}/api/v1/compare?runs={run}", headers=headers, timeout=60, trust_env=False)
         assert answer.status_code == 200
-        (api,) = [one for one in psutil.Process().children() if "serve" in one.cmdline()]
+        running = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+        (api,) = [one for one in running if "serve" in one.cmdline()]
         (worker,) = api.children()
         assert "anyio.to_process" in worker.cmdline()
         api.send_signal(ending)
