@@ -15,9 +15,7 @@ import math
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from http import HTTPStatus
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -316,11 +314,9 @@ async def ingest(request: Request, run_id: RunId, token: BearerToken, database: 
     request.state.is_routine = True  # a line of the log for each heartbeat would be most of it
     if int(request.headers.get("content-length") or _SMALL_BODY + 1) > _SMALL_BODY:
         await run_in_threadpool(_check_token, database, run_id, token)
-    with suppress(ClientDisconnect):
+    try:
         body = await request.body()
-        async with request.app.state.report_gate:
-            # A trainer repeats what is not answered in time. Applied as well, reports that nobody waits for any longer
-            # would take the turns of the others, and a service that is once too slow would stay so.
-            if not await request.is_disconnected():
-                return answer(await run_in_threadpool(_receive, database, run_id, token, body))
-    return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)  # read by nobody
+    except ClientDisconnect:
+        body = b""  # the client is gone
+    async with request.app.state.report_gate:
+        return answer(await run_in_threadpool(_receive, database, run_id, token, body))

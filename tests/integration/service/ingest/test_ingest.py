@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -56,34 +55,6 @@ def totals(step: int, attempt: int = 1, **more: float) -> dict[str, Any]:
         "time/training_s": 0.5 * step,
     }
     return metric_row(step, attempt, **costs, **more)
-
-
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_a_report_that_nobody_waits_for_any_longer_takes_no_turn(
-    client: TestClient, database: Database, is_gone: bool
-) -> None:
-    run_id, secret = launch(database).split()
-    arriving = [{"type": "http.request", "body": json.dumps(body(1, metrics=[metric_row(1)])).encode()}]
-    arriving += [{"type": "http.disconnect"}] * is_gone
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        if not arriving:
-            await anyio.sleep_forever()
-        return arriving.pop(0)
-
-    async def send_(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [(b"authorization", f"Bearer {secret}".encode()), (b"content-length", b"9")]
-    path = f"/api/v1/runs/{run_id}/ingest"
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
-    scope |= {"query_string": b"", "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http"}
-    portal = client.portal
-    assert portal is not None
-    portal.call(client.app, {**scope, "http_version": "1.1", "root_path": ""}, receive, send_)
-    assert sent[0]["status"] == (408 if is_gone else 200)
-    assert runs.get(database, run_id).step == (0 if is_gone else 1)
 
 
 def test_a_run_has_limited_metrics_and_says_what_is_out(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
