@@ -152,7 +152,7 @@ def test_every_socket_of_it_is_known_and_on_loopback(whole: Up) -> None:
 @pytest.mark.engine
 @pytest.mark.long("a training and two starts with Ray; a dead part and a fast end are shown without")
 def test_what_hangs_is_replaced_and_a_stop_saves_the_run_that_the_next_start_ends(tmp_path: Path) -> None:
-    home, steps, run = tmp_path / "home", 40, ""
+    home, steps, run = tmp_path / "home", 20, ""
     settings = {"budget.steps": steps, "evaluation.every_steps": 0, "checkpoint.every_steps": 0}
     settings |= {"rollout.prompts_per_step": 8, "rollout.samples_per_prompt": 4}
     body = {"preset": "demo", "overrides": [f"{name}={value}" for name, value in settings.items()]}
@@ -164,10 +164,15 @@ def test_what_hangs_is_replaced_and_a_stop_saves_the_run_that_the_next_start_end
 
     up, client = started()
     try:
-        for name in ("api", "scheduler", "dashboard"):
-            hung = up.pid(name)
-            os.kill(hung, signal.SIGSTOP)
-            up.until(lambda name=name, hung=hung: up.pid(name) != hung, f"the restart of a hung {name}")
+        hung = {name: up.pid(name) for name in ("api", "scheduler", "dashboard")}
+        for pid in hung.values():
+            os.kill(pid, signal.SIGSTOP)
+
+        def replaced() -> bool:
+            now = {part["name"]: part["pid"] for part in up.state["processes"]}
+            return all(now.get(name) not in (None, pid) for name, pid in hung.items())
+
+        up.until(replaced, "the restart of all that hangs")
         run = client.submit(body)["id"]
         up.until(lambda: client.run(run)["progress"]["steps"] >= 2, "two steps")
         seen = sockets_of(up)
