@@ -136,9 +136,9 @@ class Trainer:
             if now >= next_step:
                 next_step += step_s
                 self.batches += 1
-                await self._send(measured, "batches", self._batch())
+                await self._send(measured, end, "batches", self._batch())
             else:
-                await self._send(measured, "heartbeats", {"attempt": 1, "batch": None, "phase": "training"})
+                await self._send(measured, end, "heartbeats", {"attempt": 1, "batch": None, "phase": "training"})
             await asyncio.sleep(max(0.0, min(heartbeat_s, next_step - time.monotonic(), end - time.monotonic())))
 
     def _batch(self) -> dict[str, Any]:
@@ -153,9 +153,9 @@ class Trainer:
             self.events += 1
         return batch
 
-    async def _send(self, measured: Measured, kind: str, content: dict[str, Any]) -> None:
+    async def _send(self, measured: Measured, end: float, kind: str, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()
-        give_up = time.monotonic() + GIVE_UP_S
+        give_up = end + GIVE_UP_S
         pause = 0.5
         while time.monotonic() < give_up:
             begin = time.monotonic()

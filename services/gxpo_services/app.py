@@ -22,7 +22,7 @@ from gxpo_services.compare.headline import router as headlines
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.health import router as health
-from gxpo_services.ingest.reports import router as ingest
+from gxpo_services.ingest.reports import Heartbeats, router as ingest
 from gxpo_services.outputs import files
 from gxpo_services.outputs.checkpoints import router as checkpoints
 from gxpo_services.outputs.events import audit_router as audit, router as events
@@ -60,8 +60,9 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         # What happens at the same time, at most; the rest waits without occupying a thread. If all 40 threads of the
         # pool waited for a lock, its holder would get none to finish in. SQLite has one writer.
         app.state.session_gate = anyio.Semaphore(1 if database.is_sqlite else 24)
-        # Enough to share commits of PostgreSQL; more only take the GIL from each other.
-        app.state.report_gate = app.state.session_gate if database.is_sqlite else anyio.Semaphore(4)
+        # Two share commits of PostgreSQL; more only take the GIL from each other, and from all else.
+        app.state.report_gate = app.state.session_gate if database.is_sqlite else anyio.Semaphore(2)
+        app.state.heartbeats = Heartbeats(database)
         app.state.read_gate = anyio.Semaphore(2)  # they share the GIL: short queries wait for long ones
         app.state.probe_gate = anyio.Semaphore(2)  # without a token: not for many threads of a locked database
         app.state.heavy_gate = anyio.Semaphore(1)

@@ -18,6 +18,8 @@ from gxpo_dashboard.views.run import PARTS
 
 EMPTY_PAGE = 'import streamlit as st\n\nst.set_page_config(page_title="Empty")\nst.title("Empty")\n'
 SERIOUS = {"serious", "critical"}
+POPOVER, OPENED = '[data-testid="stPopover"] button', '[data-testid="stPopoverBody"]'
+CLOSED = "details:not([open])>summary"
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,8 @@ def visited(site: Site, browser: webdriver.Chrome, request: pytest.FixtureReques
     page = Page(browser, site.dashboard.url, site.dashboard.cookie)
     set_mode(browser, mode)
     page.open(name, **queries.get(name, {}), **({"part": part} if part else {}))
+    page.one(POPOVER)  # an error page, such as one of a service that responds late, has none
+    page.settle()
     yield page
     set_mode(browser, "light")
 
@@ -79,10 +83,6 @@ def test_no_view_has_a_serious_fault_of_its_own(visited: Page, baseline: Counter
 
 def test_every_control_takes_a_click_on_its_centre(visited: Page) -> None:
     assert {width: covered for width in (1280, 1920) if (covered := visited.covered(width))} == {}
-
-
-POPOVER, OPENED = '[data-testid="stPopover"] button', '[data-testid="stPopoverBody"]'
-CLOSED = "details:not([open])>summary"
 
 
 WITH_FORMS = ("runs", "run")

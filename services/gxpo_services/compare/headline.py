@@ -147,9 +147,8 @@ def run_headline(run_id: RunId, _: Viewer, session: ReadSession) -> HeadlineView
     if run.state == RunState.QUEUED:
         executing = select(Run.id, Run.name).where(Run.state.in_(sorted(EXECUTING))).order_by(Run.number.desc())
         holders = dict(session.execute(executing).all())
-    names = metrics.find_numbers(session, (GATE_Z, *GATE_ENDS, _ACTIVE, _FLAT, _LOSS, REWARD))
-    stored = metrics.summaries(session, run.number)
-    last = {name: stored[number] for name, number in names.items() if number in stored}
+    names, stored = metrics.summaries(session, run.number)
+    last = {name: stored[number] for name, number in names.items()}
     baselines = _baselines(session, run)
     curves = _curves(session, [run.number, *(number for number, *_ in baselines)])
     own, ended = curves.get(run.number), run.state in TERMINAL

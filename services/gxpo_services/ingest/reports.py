@@ -11,22 +11,26 @@ and the line offsets ensure that each line is applied once. The run's row is loc
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import anyio
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
 from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute
-from gxpo_services.api.errors import Conflict, Gone, Unauthorized, responses
+from gxpo_services.api.errors import Conflict, Gone, Problem, Unauthorized, Unavailable, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.idempotency import answer
 from gxpo_services.api.principals import hash_token
@@ -115,15 +119,13 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
         firsts[row.attempt] = min(row.step, firsts.get(row.attempt, row.step))
     begun = {attempt: first for attempt, first in firsts.items() if before.get(attempt) != first}
     metrics.put_first_steps(session, run.number, begun)
-    present = metrics.summaries(session, run.number)
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
-    numbers = metrics.find_numbers(session, {*_COUNTED, *names})
-    left_out = _beyond_limit(session, run.number, names, present, numbers)
-    if left_out:
+    numbers, present = metrics.summaries(session, run.number)
+    new = list(dict.fromkeys(name for row in rows for name in row.values if name not in numbers))
+    if new:
+        left_out = _beyond_limit(session, run.number, new)
         rows = [replace(row, values={n: v for n, v in row.values.items() if n not in left_out}) for row in rows]
-    # Only names that the run has no values of could be deleted meanwhile.
-    new = {name for name in names if name not in left_out and numbers.get(name) not in present}
-    numbers |= metrics.numbers_of(session, new)
+        # Only names that the run has no values of could be deleted meanwhile.
+        numbers |= metrics.numbers_of(session, {*new} - left_out)
     for attempt in sorted({row.attempt for row in rows}):
         values = [(row.step, row.values) for row in rows if row.attempt == attempt]
         parts = {(numbers[name], block): data for (name, block), data in encode(values).items()}
@@ -139,14 +141,15 @@ def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> Non
     _count(run, {name: (present | changed).get(numbers.get(name, -1)) for name in _COUNTED})
 
 
-def _beyond_limit(
-    session: Session, run_number: int, names: Sequence[str], present: Collection[int], known: Mapping[str, int]
-) -> list[str]:
-    """Metrics that the run has no room for, none of those that are counted; the first time is an event."""
-    if all(known.get(name) in present for name in names):
-        return []
-    # Those of replaced steps too.
+def _beyond_limit(session: Session, run_number: int, names: Sequence[str]) -> set[str]:
+    """Metrics that the run has no room for, none of those that are counted; the first time is an event.
+
+    names: of which the run has no values, except of replaced steps.
+    """
     had = set(session.scalars(select(MetricBlock.name_number).where(MetricBlock.run_number == run_number).distinct()))
+    if len(had) + len(names) <= metrics.MOST_OF_RUN:
+        return set()
+    known = metrics.find_numbers(session, names)
     new = [name for name in names if known.get(name) not in had and name not in _COUNTED]
     left_out = new[max(0, metrics.MOST_OF_RUN - len(had)) :]
     of_kind = select(Event.number).where(Event.run_number == run_number, Event.kind == METRICS_LEFT_OUT)
@@ -155,7 +158,7 @@ def _beyond_limit(
         limit = f"a run has at most {metrics.MOST_OF_RUN} metrics; {fix}"
         message = f"metric {left_out[0]!r} and {len(left_out) - 1} more are left out: {limit}"
         events.record(session, run_number, TRAINER, METRICS_LEFT_OUT, message)
-    return left_out
+    return set(left_out)
 
 
 def _summarise(
@@ -213,59 +216,115 @@ _TAKES_NONE = "the run accepts no reports: it has ended, waits for its next laun
 """One message for all cases: without the run's token nothing is revealed about it."""
 
 
-def receive(session: Session, run_id: str, token: str, body: bytes) -> IngestView:
+def receive(database: Database, run_id: str, token: str, body: bytes) -> IngestView:
     """Apply a trainer's report.
 
     Raises Invalid naming the row, TooLarge, Gone, Unauthorized; Conflict when lines are missing before it.
     """
-    batch = parse(body)
-    applied = False
-    run = _repeat_heartbeat(session, run_id, token, batch) if batch.number is None else None
-    if run is None:
-        run = service.lock(session, run_id)
-        if run is None:
-            raise Gone(_TAKES_NONE)
-        # Checked again under the lock: another launch may own the run by now.
-        _check_owner(run.run_token_sha256, token)
-        if batch.launch != run.launch:
-            raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
-        record_heartbeat(session, run, batch.phase)
-        applied = apply_batch(session, run, batch, TRAINER)
+    try:
+        batch = parse(body)
+    except Problem:
+        _check_token(database, run_id, token)
+        raise
+    with database.writing() as session:
+        if (run := service.lock(session, run_id, token)) is not None:
+            if batch.launch != run.launch:
+                owner = f"launch {run.launch} owns the run now"
+                raise Unauthorized(f"{owner}; launch {batch.launch} may not report any more")
+            record_heartbeat(session, run, batch.phase)
+            return _view(run, applied=apply_batch(session, run, batch, TRAINER))
+    _check_token(database, run_id, token)
+    raise Unavailable("the run was changed meanwhile; repeat the report")
+
+
+def _view(run: Any, *, applied: bool) -> IngestView:
     request = pending_request(RunState(run.state))
     return IngestView(applied=applied, offsets=Offsets(**run.offsets), request=request)
 
 
-_table = Run.__table__.c
-_REPEAT = (
-    update(Run.__table__)  # type: ignore[arg-type]
-    .where(
-        _table.id == bindparam("run"),
-        _table.run_token_sha256 == bindparam("token"),
-        _table.launch == bindparam("of_launch"),
-        _table.state.not_in((RunState.STARTING, RunState.RECOVERING)),
-        _table.heartbeat_at > bindparam("since"),
-    )
-    .values(heartbeat_at=bindparam("now"))
-    .returning(_table.offsets, _table.state)
-)
-_REPEAT_PHASE = _REPEAT.where(_table.phase == bindparam("of_phase"))
+@dataclass(slots=True, eq=False)
+class _Heartbeat:
+    """view: the answer, None while there is none, and if the report must be applied by itself."""
+
+    run_id: str
+    token: str
+    body: bytes
+    any_report: bool
+    is_done: bool = False
+    view: IngestView | None = None
 
 
-def _repeat_heartbeat(session: Session, run_id: str, token: str, batch: Batch) -> Any:
-    """Record a heartbeat that says nothing new, in one statement: most of what a service receives.
+class Heartbeats:
+    """Heartbeats that say nothing new, most of what a service receives. Those that arrive while others are recorded are
+    recorded together, in one statement: a statement for each costs as much as for many, and threads that wait for the
+    database take the GIL from each other."""
 
-    The run's offsets and state; None if it says something new.
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._turn = anyio.Lock()
+        self._waiting: list[_Heartbeat] = []
+
+    async def record(self, run_id: str, token: str, body: bytes, *, any_report: bool = False) -> IngestView | None:
+        """The answer. None if this is no heartbeat, says something new, or is not of the run's launch: it is for
+        `receive`. any_report: one with rows counts as a heartbeat."""
+        own = _Heartbeat(run_id, token, body, any_report)
+        self._waiting.append(own)
+        async with self._turn:
+            if not own.is_done:
+                together, self._waiting = self._waiting, []
+                try:
+                    await run_in_threadpool(_record_together, self._database, together)
+                finally:
+                    for one in together:
+                        one.is_done = True
+        return own.view
+
+
+def _record_together(database: Database, heartbeats: Sequence[_Heartbeat]) -> None:
+    """Record what can be recorded together, and fill in its answers."""
+    by_run: dict[str, _Heartbeat] = {}
+    given = []
+    for one in heartbeats:
+        with suppress(Problem):  # `receive` names it
+            batch = parse(one.body)
+            if (batch.number is None or one.any_report) and one.run_id not in by_run:
+                by_run[one.run_id] = one
+                token = hash_token(one.token)
+                given.append({"run": one.run_id, "token": token, "launch": batch.launch, "phase": batch.phase})
+    if given:
+        now = time.time()
+        values = {"given": json.dumps(given), "now": now, "since": now - SILENCE_S}
+        with database.single_write() as connection:
+            for run in connection.execute(_heartbeats(sqlite=database.is_sqlite), values):
+                by_run[run.id].view = _view(run, applied=False)
+
+
+@functools.cache
+def _heartbeats(*, sqlite: bool) -> Any:
+    """Record heartbeats of runs whose state and phase stay. Rows that are locked are left out: nothing waits for the
+    heartbeat of another run."""
+
+    def member(name: str) -> str:
+        return f"json_extract(given.value, '$.{name}')" if sqlite else f"(given.value ->> '{name}')"
+
+    rows = "json_each(:given) AS given" if sqlite else "jsonb_array_elements(CAST(:given AS JSONB)) AS given(value)"
+    statement = f"""
+        UPDATE runs SET heartbeat_at = :now WHERE number IN (
+            SELECT runs.number FROM {rows} JOIN runs ON runs.id = {member("run")}
+            WHERE runs.run_token_sha256 = {member("token")}
+            AND runs.launch = CAST({member("launch")} AS INTEGER)
+            AND ({member("phase")} IS NULL OR runs.phase = {member("phase")})
+            AND runs.state NOT IN ('{RunState.STARTING}', '{RunState.RECOVERING}') AND runs.heartbeat_at > :since
+            {"" if sqlite else "FOR UPDATE OF runs SKIP LOCKED"}
+        ) RETURNING id, offsets, state
     """
-    now = time.time()
-    values = {
-        "run": run_id,
-        "token": hash_token(token),
-        "of_launch": batch.launch,
-        "since": now - SILENCE_S,
-        "now": now,
-    }
-    query, phase = (_REPEAT, {}) if batch.phase is None else (_REPEAT_PHASE, {"of_phase": batch.phase})
-    return session.connection().execute(query, values | phase).one_or_none()
+    return text(statement).columns(Run.id, Run.offsets, Run.state)
+
+
+def _check_token(database: Database, run_id: str, token: str) -> None:
+    """Check the token of the run's current launch. Raises Gone, Unauthorized."""
+    with database.autocommit_connection() as connection:
+        _check_owner(connection.scalar(select(Run.run_token_sha256).where(Run.id == run_id)), token)
 
 
 def _check_owner(token_sha256: str | None, token: str) -> None:
@@ -281,18 +340,10 @@ router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=respons
 _INGEST = IngestRequest.model_json_schema(ref_template="#/components/schemas/{model}")
 _INGEST.pop("$defs")  # they are components: the answer has them too
 _SMALL_BODY = 65_536
-
-
-def _check_token(database: Database, run_id: str, token: str) -> None:
-    """Check the token of the run's current launch. Raises Gone, Unauthorized."""
-    with database.autocommit_connection() as connection:
-        _check_owner(connection.scalar(select(_table.run_token_sha256).where(_table.id == run_id)), token)
-
-
-def _receive(database: Database, run_id: str, token: str, body: bytes) -> IngestView:
-    _check_token(database, run_id, token)
-    with database.writing() as session:
-        return receive(session, run_id, token, body)
+_LARGEST_HEARTBEAT = 2_048
+_WAIT_S = 8.0
+"""Trainers send a report again after 10 s without an answer. A service that applied what nobody waits for any longer
+would have no time for the rest."""
 
 
 @router.post(
@@ -309,8 +360,8 @@ async def ingest(request: Request, run_id: RunId, token: BearerToken, database: 
     409 contains `offsets`, the lines that the service has: continue from there. 401: another launch owns the run. 410:
     the run is over or deleted. 422 names the invalid row; nothing of the batch is applied.
     """
-    # The token is checked before a large body is read and before the row is locked. Each switch of threads costs as
-    # much as a query, so everything about a small one happens in one thread.
+    # The token is checked before a large body is read, and before an error in any is named. Each switch of threads
+    # costs as much as a query, so everything about a small one happens in one thread.
     request.state.is_routine = True  # a line of the log for each heartbeat would be most of it
     if int(request.headers.get("content-length") or _SMALL_BODY + 1) > _SMALL_BODY:
         await run_in_threadpool(_check_token, database, run_id, token)
@@ -318,5 +369,16 @@ async def ingest(request: Request, run_id: RunId, token: BearerToken, database: 
         body = await request.body()
     except ClientDisconnect:
         body = b""  # the client is gone
-    async with request.app.state.report_gate:
-        return answer(await run_in_threadpool(_receive, database, run_id, token, body))
+    heartbeats: Heartbeats = request.app.state.heartbeats
+    if len(body) <= _LARGEST_HEARTBEAT and (view := await heartbeats.record(run_id, token, body)) is not None:
+        return answer(view)
+    gate: anyio.Semaphore = request.app.state.report_gate
+    with anyio.move_on_after(_WAIT_S) as waiting:
+        await gate.acquire()
+    if waiting.cancelled_caught:
+        await heartbeats.record(run_id, token, body, any_report=True)
+        raise Unavailable("too many reports wait for the database; this one counts as a heartbeat: send it again later")
+    try:
+        return answer(await run_in_threadpool(receive, database, run_id, token, body))
+    finally:
+        gate.release()

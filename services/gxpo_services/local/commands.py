@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import socket
-import sys
 
 from gxpo_client import formats
 from gxpo_services.auth.tokens import prepare_local
@@ -13,8 +13,6 @@ from gxpo_services.cli.common import confirm
 from gxpo_services.db import migrate as databases
 from gxpo_services.settings import make_home, need_roots, read_settings
 from gxpo_trainer.errors import ConfigError
-
-_SWITCH_S = 0.001
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -35,11 +33,12 @@ def serve(args: argparse.Namespace) -> int:
         prepare_local(settings)
     else:
         databases.need_current(settings.url)
-    # Threads share the GIL: a comparison that computes would hold up each short query for 5 ms at every turn.
-    sys.setswitchinterval(_SWITCH_S)
     raise_descriptor_limit()
     options = {"host": settings.host, "port": settings.port, "log_level": "warning", "timeout_graceful_shutdown": 5}
     server = uvicorn.Server(server_config(create_app(settings), settings.max_head_s, **options))
+    # What is loaded now stays: a collection that goes through it stops all threads for more than 100 ms.
+    gc.collect()
+    gc.freeze()
     server.run()
     return 0 if server.started else 1
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sql
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session, lazyload
 
 from gxpo_services.api.errors import Conflict, Forbidden, LimitReached, NotFound
 from gxpo_services.api.fields import new_id
-from gxpo_services.api.principals import Principal, Role
+from gxpo_services.api.principals import Principal, Role, hash_token
 from gxpo_services.db.database import note_change
 from gxpo_services.db.tables import Group, Run, RunDocument, RunTag
 from gxpo_services.outputs import events, samples
@@ -73,10 +73,21 @@ def new_run(
     )
 
 
-def lock(session: Session, run_id: str) -> Run | None:
-    """The run, locked until the transaction ends, without its related rows."""
-    alone = (lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
-    return session.scalar(select(Run).where(Run.id == run_id).options(*alone).with_for_update(of=Run))
+# Made once: making a statement takes longer than its rows.
+_LOCK_RUN = (
+    select(Run)
+    .where(Run.id == bindparam("run"))
+    .options(lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
+    .with_for_update(of=Run)
+)
+_LOCK_OWN = _LOCK_RUN.where(Run.run_token_sha256 == bindparam("token"))
+
+
+def lock(session: Session, run_id: str, token: str | None = None) -> Run | None:
+    """The run, locked until the transaction ends, without its related rows. token: that its launch must have."""
+    if token is None:
+        return session.scalar(_LOCK_RUN, {"run": run_id})
+    return session.scalar(_LOCK_OWN, {"run": run_id, "token": hash_token(token)})
 
 
 def set_tags(run: Run, tags: Iterable[str]) -> None:

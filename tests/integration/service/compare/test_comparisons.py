@@ -22,6 +22,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 from support import reporting
 from support.http_server import HttpServer
+from support.processes import is_alive
 from support.reported_runs import add_group, add_run, config, evaluated_run, report
 from support.service_processes import ServiceProcesses, until
 
@@ -453,7 +454,7 @@ def test_it_ends_with_the_service(tmp_path: Path, ending: signal.Signals) -> Non
         assert "anyio.to_process" in worker.cmdline()
         api.send_signal(ending)
         api.wait(30)
-        until(lambda: not worker.is_running(), "the process that compares to end")
+        until(lambda: not is_alive(worker.pid), "the process that compares to end")
 
 
 # `/runs/{id}/headline` of reported runs, on both databases.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import threading
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -20,6 +22,7 @@ from gxpo_services.api.dependencies import find
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import MetricLast, MetricName, Run
+from gxpo_services.ingest import reports
 from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
@@ -164,12 +167,67 @@ def test_a_bad_row_refuses_the_whole_batch_and_is_named(anonymous: TestClient, d
     answer = post(anonymous, launched, bad)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "metrics[1].metrics['a']"
+    assert post(anonymous, f"{launched}x", bad).status_code == 401
     run_id = launched.split()[0]
     assert runs.curve(database, run_id, "time/training_s") == []
     assert runs.get(database, run_id).offsets == {}
     # The number is free for the batch without it.
     good = post(anonymous, launched, body(1, metrics=[totals(1), None], samples=[sample_row(1)]))
     assert (good.status_code, good.json()["offsets"]["metrics"]) == (200, 2)
+
+
+def test_heartbeats_that_arrive_meanwhile_are_recorded_together(
+    anonymous: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = [launch(database) for _ in range(4)]
+    for launched in launches:
+        post(anonymous, launched, body(None) | {"phase": "training"})
+    before = {launched: runs.row(database, launched.split()[0]) for launched in launches}
+    taken, record = [], reports._record_together
+    monkeypatch.setattr(reports, "_record_together", lambda *given: (taken.append(len(given[1])), record(*given)))
+    heartbeats = reports.Heartbeats(database)
+    calls = [
+        (launches[0], body(None) | {"phase": "training"}),
+        (launches[1], body(None)),
+        (f"{launches[1]}x", body(None)),
+        (f"{launches[2]}x", body(None)),
+        (launches[3], body(None) | {"phase": "evaluating"}),
+        (launches[3], body(1, metrics=[totals(1)])),
+    ]
+
+    async def record_all() -> list[Any]:
+        bodies = [(*launched.split(), json.dumps(content).encode()) for launched, content in calls]
+        return await asyncio.gather(*(heartbeats.record(*given) for given in bodies))
+
+    views = asyncio.run(record_all())
+    assert taken == [6]
+    assert [view is not None for view in views] == [True, True, False, False, False, False]
+    after = {launched: runs.row(database, launched.split()[0]) for launched in launches}
+    changed = [before[launched] != after[launched] for launched in launches]
+    assert changed == [True, True, False, False]
+    for launched in launches[:2]:
+        assert after[launched]["heartbeat_at"] > before[launched]["heartbeat_at"]
+        assert after[launched] | {"heartbeat_at": 0.0} == before[launched] | {"heartbeat_at": 0.0}
+
+
+def test_a_report_that_waits_too_long_counts_as_a_heartbeat_and_is_sent_again(
+    anonymous: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    post(anonymous, launched, body(None))
+    before = runs.row(database, run_id)
+    monkeypatch.setattr(reports, "_WAIT_S", 0.05)
+    state = anonymous.app.state  # type: ignore[attr-defined]
+    gate, state.report_gate = state.report_gate, anyio.Semaphore(0)
+    for secret in (launched, f"{launched}x"):
+        answer = post(anonymous, secret, body(1, metrics=[totals(1)]))
+        assert (answer.status_code, "send it again" in answer.json()["detail"]) == (503, True)
+    state.report_gate = gate
+    after = runs.row(database, run_id)
+    assert after["heartbeat_at"] > before["heartbeat_at"]
+    assert after | {"heartbeat_at": 0.0} == before | {"heartbeat_at": 0.0}
+    assert post(anonymous, launched, body(1, metrics=[totals(1)])).json()["applied"] is True
 
 
 def test_only_the_present_launch_may_report(anonymous: TestClient, database: Database, token_for: Any) -> None:
