@@ -54,7 +54,7 @@ def test_a_fault_is_named_where_there_is_one(page: Page) -> None:
     assert [top.endswith(">lid</b>") for _, top in page.covered(1280)] == [True, True]
 
 
-@pytest.fixture(scope="module", params=VISITS, ids=lambda visit: "-".join(visit).replace(" ", "-"))
+@pytest.fixture(params=VISITS, ids=lambda visit: "-".join(visit).replace(" ", "-"))
 def visited(site: Site, browser: webdriver.Chrome, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A view with recorded runs."""
     both = list(site.recorded.values())
@@ -69,7 +69,7 @@ def visited(site: Site, browser: webdriver.Chrome, request: pytest.FixtureReques
     page = Page(browser, site.dashboard.url, site.dashboard.cookie)
     set_mode(browser, mode)
     page.open(name, **queries.get(name, {}), **({"part": part} if part else {}))
-    page.one(POPOVER)  # an error page, such as one of a service that responds late, has none
+    page.one(POPOVER)  # which neither an error page nor that of `baseline` has
     page.settle()
     yield page
     set_mode(browser, "light")
