@@ -284,16 +284,18 @@ def _record_together(database: Database, heartbeats: Sequence[_Heartbeat]) -> No
     """Record what can be recorded together, and fill in its answers."""
     by_run: dict[str, _Heartbeat] = {}
     given = []
+    now = time.time()
     for one in heartbeats:
         with suppress(Problem):  # `receive` names it
             batch = parse(one.body)
             if (batch.number is None or one.any_report) and one.run_id not in by_run:
                 by_run[one.run_id] = one
-                token = hash_token(one.token)
-                given.append({"run": one.run_id, "token": token, "launch": batch.launch, "phase": batch.phase})
+                # The end of a silence is news, which only `receive` passes on; of a refused report it must count too.
+                since = 0.0 if one.any_report else now - SILENCE_S
+                whose = {"run": one.run_id, "token": hash_token(one.token), "launch": batch.launch}
+                given.append(whose | {"phase": batch.phase, "since": since})
     if given:
-        now = time.time()
-        values = {"given": json.dumps(given), "now": now, "since": now - SILENCE_S}
+        values = {"given": json.dumps(given), "now": now}
         with database.single_write() as connection:
             for run in connection.execute(_heartbeats(sqlite=database.is_sqlite), values):
                 by_run[run.id].view = _view(run, applied=False)
@@ -314,7 +316,8 @@ def _heartbeats(*, sqlite: bool) -> Any:
             WHERE runs.run_token_sha256 = {member("token")}
             AND runs.launch = CAST({member("launch")} AS INTEGER)
             AND ({member("phase")} IS NULL OR runs.phase = {member("phase")})
-            AND runs.state NOT IN ('{RunState.STARTING}', '{RunState.RECOVERING}') AND runs.heartbeat_at > :since
+            AND runs.state NOT IN ('{RunState.STARTING}', '{RunState.RECOVERING}')
+            AND runs.heartbeat_at > CAST({member("since")} AS DOUBLE PRECISION)
             {"" if sqlite else "FOR UPDATE OF runs SKIP LOCKED"}
         ) RETURNING id, offsets, state
     """
@@ -376,8 +379,9 @@ async def ingest(request: Request, run_id: RunId, token: BearerToken, database: 
     with anyio.move_on_after(_WAIT_S) as waiting:
         await gate.acquire()
     if waiting.cancelled_caught:
-        await heartbeats.record(run_id, token, body, any_report=True)
-        raise Unavailable("too many reports wait for the database; this one counts as a heartbeat: send it again later")
+        counts = await heartbeats.record(run_id, token, body, any_report=True) is not None
+        detail = "too many reports wait for the database; send this one again later"
+        raise Unavailable(f"{detail} (it counts as a heartbeat)" if counts else detail)
     try:
         return answer(await run_in_threadpool(receive, database, run_id, token, body))
     finally:
